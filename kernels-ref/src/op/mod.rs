@@ -1,0 +1,1 @@
+//! What each step of a network computes, one file per operator.

@@ -1,0 +1,1 @@
+//! A validated, memory-mapped model file.

@@ -1,0 +1,10 @@
+//! Runs language models in the CMF container on any GPU through wgpu compute shaders.
+//!
+//! `Container → Model → Program → Session(Device) → Engine`: a checked, memory-mapped file; the typed network bound from the
+//! tensors present; a flat list of steps; its realisation on a device with a KV cache; and the façade that chats.
+
+pub mod container;
+pub mod dtype;
+pub mod error;
+
+pub use error::{Error, Kind, Result};
