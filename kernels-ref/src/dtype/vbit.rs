@@ -16,7 +16,7 @@ pub(super) struct Vbit<'a> {
 
 /// A decoder of vbit. Errors: columns that are no whole groups, a width outside of {3,4,5,6,8}, any other length.
 pub fn decoder(payload: &[u8], rows: usize, cols: usize) -> Result<Box<dyn RowDecoder + '_>, BadPayload> {
-    let (bits, scales, packed) = planes(payload, rows, cols)?;
+    let [bits, scales, packed] = planes(payload, rows, cols)?;
     let groups = cols / GROUP;
     let mut end = Bytes::none();
     let mut offsets = Vec::with_capacity(rows);
@@ -36,8 +36,8 @@ pub fn decoder(payload: &[u8], rows: usize, cols: usize) -> Result<Box<dyn RowDe
     }))
 }
 
-/// Splits off the widths, which are checked, and the scales.
-pub(super) fn planes(payload: &[u8], rows: usize, cols: usize) -> Result<(&[u8], &[u8], &[u8]), BadPayload> {
+/// The widths, which are checked, the scales, and what follows them.
+pub(super) fn planes(payload: &[u8], rows: usize, cols: usize) -> Result<[&[u8]; 3], BadPayload> {
     let groups = groups_per_row(rows, cols)?;
     let (bits, rest) = split(payload, rows, "bit widths")?;
     if let Some(row) = bits.iter().position(|width| !matches!(width, 3..=6 | 8)) {
@@ -47,7 +47,7 @@ pub(super) fn planes(payload: &[u8], rows: usize, cols: usize) -> Result<(&[u8],
         )));
     }
     let (scales, rest) = split(rest, Bytes::none().plus(&[rows, groups, 2]).get()?, "scales")?;
-    Ok((bits, scales, rest))
+    Ok([bits, scales, rest])
 }
 
 /// Bytes of a packed row. A group of 32 is always whole bytes; no overflow, because each group has a scale in the payload.

@@ -9,7 +9,7 @@ use super::{BadPayload, RowDecoder};
 /// A decoder of vbit_ro. Errors: columns that are no whole groups, a width outside of {3,4,5,6,8}, offsets that do not
 /// ascend from 0, a row that does not fit before the next one, a last offset that is not the end of the payload.
 pub fn decoder(payload: &[u8], rows: usize, cols: usize) -> Result<Box<dyn RowDecoder + '_>, BadPayload> {
-    let (bits, scales, rest) = planes(payload, rows, cols)?;
+    let [bits, scales, rest] = planes(payload, rows, cols)?;
     let groups = cols / GROUP;
     let (table, packed) = split(rest, Bytes::none().plus(&[rows, 4]).plus(&[4]).get()?, "row offsets")?;
     check_offsets(table, rows, "row_offsets")?;
