@@ -190,7 +190,7 @@ fn four_bit_groups_lose_no_more_than_absmax_sevenths() {
                 total = (total.0 + lost, total.1 + plain);
             }
             // Where one outlier fills the range of a group, no scale can do much for the others.
-            let limit = if name == "plain" { 0.75 } else { 1.0 };
+            let limit = if name == "plain" { 0.70 } else { 1.0 };
             assert!(total.0 < limit * total.1, "{} {name}: {total:?}", dtype.name());
         }
     }
@@ -264,6 +264,14 @@ fn representable_rows_and_groups_are_exact() {
     assert_eq!(round_trip(Dtype::Q8Row, 200, 64, &q8), q8);
     assert_eq!(round_trip(Dtype::Q4Tiled, 200, 32, &q4), q4);
     assert_eq!(round_trip(Dtype::Q4Block, 80, 80, &q4), q4);
+}
+
+#[test]
+fn the_smallest_scale_is_used_before_a_group_is_dropped() {
+    let values: Vec<f32> = (0..64).map(|i| (i % 7 - 3) as f32 * 2f32.powi(-24)).collect();
+    for dtype in [Dtype::Q8Row, Dtype::Q4Block, Dtype::Q4Tiled] {
+        assert_eq!(round_trip(dtype, 1, 64, &values), values, "{}", dtype.name());
+    }
 }
 
 #[test]
