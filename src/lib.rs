@@ -6,6 +6,10 @@
 pub mod container;
 pub mod dtype;
 pub mod error;
+pub mod model;
+pub mod program;
+pub mod sampling;
+pub mod gpu;
 pub mod kernel;
 pub mod shader;
 

@@ -9,6 +9,7 @@ pub use build::{PlanOptions, plan};
 
 use crate::container::TensorId;
 use crate::dtype::planes::{Geometry, Planes};
+use crate::error::Result;
 use crate::kernel::{Kv, Op};
 use std::ops::Range;
 
@@ -36,6 +37,19 @@ pub enum Fill {
         /// How many positions.
         positions: u32,
     },
+}
+
+impl Fill {
+    /// `[cos, sin, cos, sin, ...]` of one position; empty for zeros. The angle is rounded to f32 before its cosine is
+    /// taken, as models trained in f32 do.
+    pub fn rope_row(&self, position: u32) -> Vec<f32> {
+        let Fill::Rope { inv_freq, factor, .. } = self else { return Vec::new() };
+        let pair = |freq: &f32| {
+            let angle = f64::from(position as f32 * freq);
+            [(angle.cos() * f64::from(*factor)) as f32, (angle.sin() * f64::from(*factor)) as f32]
+        };
+        inv_freq.iter().flat_map(pair).collect()
+    }
 }
 
 /// A buffer of activations or state.
@@ -256,4 +270,84 @@ impl Plan {
         }
         bytes
     }
+}
+
+/// How long one run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Columns: tokens of this run.
+    pub columns: u32,
+    /// Positions filled after it.
+    pub end: u32,
+}
+
+/// Words of `ctl` that are read back after a run; see `shaders/lib/ctl.wgsl`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Ctl {
+    /// The token to run next.
+    pub token: u32,
+    /// Position of the first column of the next run.
+    pub pos: u32,
+    /// Columns of the next run.
+    pub columns: u32,
+    /// Tokens sampled so far.
+    pub step: u32,
+    /// 0 running, 1 a stop token was sampled, 2 the logits were not finite.
+    pub stop: u32,
+    /// The token sampled last.
+    pub sampled: u32,
+}
+
+/// What an executor did, in totals; differences of two snapshots describe a stretch of work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Command buffers submitted by runs.
+    pub submits: u64,
+    /// Compute passes.
+    pub passes: u64,
+    /// Dispatches.
+    pub dispatches: u64,
+    /// Bytes copied back by runs.
+    pub readback_bytes: u64,
+    /// Bytes of weights that runs read, by plan.
+    pub weight_bytes: u64,
+    /// Bind groups created.
+    pub bind_groups_created: u64,
+    /// Buffers created.
+    pub buffers_created: u64,
+    /// Writes from the host into a buffer.
+    pub write_buffer_calls: u64,
+    /// Pipelines created.
+    pub pipelines_compiled: u64,
+    /// Microseconds spent on creating pipelines, summed over threads.
+    pub pipeline_us: u64,
+    /// Bytes of weights uploaded.
+    pub upload_bytes: u64,
+    /// Bytes of device memory in use: weights, buffers, parameters.
+    pub gpu_bytes: u64,
+}
+
+/// A run whose control words can be waited for.
+pub struct Ticket(pub(crate) u64);
+
+/// Performs a plan. Both implementations run the same steps over the same named buffers.
+pub trait Executor: Send {
+    /// Runs some steps of a program, in order, after everything submitted before. Does not wait.
+    fn run(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<()>;
+
+    /// Runs a whole program and takes a snapshot of the control words after it. Does not wait.
+    fn submit(&mut self, which: Which, extent: Extent) -> Result<Ticket>;
+
+    /// Waits for a run. Tickets are waited for in the order they were given; at most two are open.
+    fn wait(&mut self, ticket: Ticket) -> Result<Ctl>;
+
+    /// Writes words at the start of a buffer, before everything submitted later.
+    fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()>;
+
+    /// Reads words of a buffer, after everything submitted before.
+    fn read(&mut self, buffer: BufferId, first: usize, count: usize) -> Result<Vec<u32>>;
+
+    /// What was done so far.
+    fn counters(&self) -> Counters;
 }

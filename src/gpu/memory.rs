@@ -1,0 +1,247 @@
+//! Weights on their way to the device: repacked in blocks of rows, straight from the file's map into a staging ring.
+
+use super::device::Device;
+use super::probe::wait_for_map;
+use crate::container::Tensors;
+use crate::dtype::planes::Source;
+use crate::error::{Result, bail};
+use crate::program::{Fill, Matrix, Run, Segment, Vector};
+use rayon::prelude::*;
+
+/// Bytes of one staging buffer. Two of them and one block of host memory are all that an upload takes.
+const RING_BYTES: usize = 8 << 20;
+/// Rows that one task repacks.
+const TASK_ROWS: usize = 64;
+
+/// Two staging buffers that take turns: one is filled while the device copies from the other.
+pub struct Ring<'a> {
+    device: &'a Device,
+    buffers: [wgpu::Buffer; 2],
+    /// The last copy out of each buffer; `None` while it is mapped.
+    busy: [Option<wgpu::SubmissionIndex>; 2],
+    turn: usize,
+    scratch: Vec<u8>,
+    used: usize,
+    copies: Vec<(wgpu::Buffer, u64, usize, usize)>,
+    /// Bytes put so far.
+    pub uploaded: u64,
+}
+
+impl<'a> Ring<'a> {
+    pub fn new(device: &'a Device) -> Result<Ring<'a>> {
+        let scope = device.scope();
+        let buffers = [0, 1].map(|_| {
+            device.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("staging"),
+                size: RING_BYTES as u64,
+                usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
+                mapped_at_creation: true,
+            })
+        });
+        scope.finish()?;
+        Ok(Ring {
+            device,
+            buffers,
+            busy: [None, None],
+            turn: 0,
+            scratch: vec![0; RING_BYTES],
+            used: 0,
+            copies: Vec::new(),
+            uploaded: 0,
+        })
+    }
+
+    /// Lets `fill` write `len` bytes that go to `offset` of `target`; both are multiples of 4.
+    fn put(&mut self, target: &wgpu::Buffer, offset: u64, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        if len > RING_BYTES {
+            bail!(OutOfMemory, "{len} bytes do not fit into a staging buffer of {RING_BYTES}");
+        }
+        if self.used + len > RING_BYTES {
+            self.flush()?;
+        }
+        fill(&mut self.scratch[self.used..self.used + len])?;
+        self.copies.push((target.clone(), offset, self.used, len));
+        self.used += len;
+        self.uploaded += len as u64;
+        Ok(())
+    }
+
+    /// Sends what was put.
+    pub fn flush(&mut self) -> Result<()> {
+        if self.used == 0 {
+            return Ok(());
+        }
+        let buffer = &self.buffers[self.turn];
+        if let Some(submission) = self.busy[self.turn].take() {
+            wait_for_map(self.device, buffer, wgpu::MapMode::Write, submission)?;
+        }
+        let mut view = buffer
+            .get_mapped_range_mut(..self.used as u64)
+            .map_err(|err| crate::error::Error::new(crate::error::Kind::DeviceError, format!("staging: {err}")))?;
+        view.copy_from_slice(&self.scratch[..self.used]);
+        drop(view);
+        buffer.unmap();
+        let mut encoder = self.device.device.create_command_encoder(&Default::default());
+        for (target, offset, at, len) in self.copies.drain(..) {
+            encoder.copy_buffer_to_buffer(buffer, at as u64, &target, offset, len as u64);
+        }
+        self.busy[self.turn] = Some(self.device.queue.submit([encoder.finish()]));
+        self.turn ^= 1;
+        self.used = 0;
+        self.device.check()
+    }
+}
+
+/// Where a segment's planes lie in its buffer.
+#[derive(Clone)]
+pub struct SegmentBuffer {
+    pub buffer: wgpu::Buffer,
+    pub scales_at: u64,
+    pub code_bytes: u64,
+    pub scale_bytes: u64,
+}
+
+/// Storage offsets are multiples of this on every device.
+const OFFSET_ALIGNMENT: u64 = 256;
+
+/// Creates a buffer for each segment.
+pub fn allocate(device: &Device, matrix: &Matrix) -> Vec<SegmentBuffer> {
+    let create = |segment: &Segment| {
+        let (code_bytes, scale_bytes) = (segment.geometry.code_bytes() as u64, segment.geometry.scale_bytes() as u64);
+        let scales_at = code_bytes.next_multiple_of(OFFSET_ALIGNMENT);
+        let buffer = device.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(&matrix.label),
+            size: scales_at + scale_bytes,
+            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        SegmentBuffer { buffer, scales_at, code_bytes, scale_bytes }
+    };
+    matrix.segments.iter().map(create).collect()
+}
+
+/// Repacks and sends a matrix; each byte of its tensors is read once.
+pub fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer], tensors: &dyn Tensors) -> Result<()> {
+    let mut sources = Vec::new();
+    for &id in &matrix.parts {
+        let info = &tensors.infos()[id];
+        let (rows, cols) = info.rows_cols();
+        sources.push(Source { dtype: info.dtype, payload: tensors.bytes(id)?, rows, cols });
+    }
+    for (segment, to) in matrix.segments.iter().zip(buffers) {
+        upload_segment(ring, matrix, segment, to, &sources)?;
+    }
+    ring.flush()?;
+    matrix.parts.iter().for_each(|&id| tensors.release(id));
+    Ok(())
+}
+
+fn upload_segment(ring: &mut Ring, matrix: &Matrix, segment: &Segment, to: &SegmentBuffer, sources: &[Source]) -> Result<()> {
+    let geometry = segment.geometry;
+    let (code_row, scale_row) = (geometry.code_row_bytes(), geometry.scale_row_bytes());
+    // Whole words of 2-byte scales need an even number of rows.
+    let block = (RING_BYTES / 2 / (code_row + scale_row) / 32 * 32).max(2);
+    for first in (0..geometry.rows).step_by(block) {
+        let pieces = pieces(&segment.runs, first..(first + block).min(geometry.rows));
+        let rows = (first + block).min(geometry.rows) - first;
+        ring.put(&to.buffer, (first * code_row) as u64, rows * code_row, |out| {
+            fill(&pieces, out, code_row, |run, out| sources[run.part].codes(matrix.planes, run.rows.clone(), out))
+        })?;
+        if scale_row != 0 {
+            let at = to.scales_at + (first * scale_row) as u64;
+            ring.put(&to.buffer, at, (rows * scale_row).next_multiple_of(4), |out| {
+                let (data, padding) = out.split_at_mut(rows * scale_row);
+                padding.fill(0);
+                fill(&pieces, data, scale_row, |run, out| sources[run.part].row_scales(matrix.planes, run.rows.clone(), out))
+            })?;
+        }
+    }
+    if matrix.planes == crate::dtype::planes::Planes::I8Col {
+        for (part, source) in sources.iter().enumerate() {
+            let at = to.scales_at + geometry.col_scale_offset(part) as u64;
+            ring.put(&to.buffer, at, geometry.units() * 64, |out| source.col_scales(matrix.planes, out))?;
+        }
+    }
+    Ok(())
+}
+
+/// The runs that make up the stored rows `range`, in tasks of a few rows.
+fn pieces(runs: &[Run], range: std::ops::Range<usize>) -> Vec<Run> {
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    for run in runs {
+        let (from, to) = (range.start.max(at), range.end.min(at + run.rows.len()));
+        for first in (from..to).step_by(TASK_ROWS) {
+            let start = run.rows.start + first - at;
+            pieces.push(Run { part: run.part, rows: start..start + TASK_ROWS.min(to - first) });
+        }
+        at += run.rows.len();
+    }
+    pieces
+}
+
+fn fill(pieces: &[Run], out: &mut [u8], row_bytes: usize, f: impl Fn(&Run, &mut [u8]) -> Result<()> + Sync) -> Result<()> {
+    let mut tasks = Vec::with_capacity(pieces.len());
+    let mut rest = out;
+    for piece in pieces {
+        let (here, after) = rest.split_at_mut(piece.rows.len() * row_bytes);
+        tasks.push((piece, here));
+        rest = after;
+    }
+    tasks.into_par_iter().try_for_each(|(piece, out)| f(piece, out))
+}
+
+/// Decodes and sends a vector.
+pub fn upload_vector(ring: &mut Ring, vector: &Vector, to: &wgpu::Buffer, tensors: &dyn Tensors) -> Result<()> {
+    let values = vector_values(vector, tensors)?;
+    ring.put(to, 0, values.len() * 4, |out| {
+        out.copy_from_slice(bytemuck::cast_slice(&values));
+        Ok(())
+    })
+}
+
+/// A vector's elements, padded.
+pub fn vector_values(vector: &Vector, tensors: &dyn Tensors) -> Result<Vec<f32>> {
+    let mut values = Vec::with_capacity(vector.padded_len());
+    for piece in &vector.pieces {
+        let at = values.len();
+        values.resize(at + piece.len, 0.0);
+        if let Some(id) = piece.tensor {
+            let info = &tensors.infos()[id];
+            let (rows, cols) = info.rows_cols();
+            if rows * cols != piece.len {
+                bail!(Parse, "tensor '{}' has {} elements, wanted {}", info.name, rows * cols, piece.len);
+            }
+            let decoder = info.dtype.decoder(tensors.bytes(id)?, rows, cols)?;
+            for (row, out) in values[at..].chunks_exact_mut(cols).enumerate() {
+                decoder.row(row, out);
+            }
+            values[at..].iter_mut().for_each(|value| *value += vector.add);
+        }
+    }
+    values.resize(vector.padded_len(), 0.0);
+    Ok(values)
+}
+
+/// Sends a buffer's first contents, if it has any.
+pub fn upload_fill(ring: &mut Ring, fill: &Fill, to: &wgpu::Buffer) -> Result<()> {
+    let Fill::Rope { inv_freq, positions, .. } = fill else { return Ok(()) };
+    let row = inv_freq.len() * 8;
+    let block = (RING_BYTES / 2 / row).max(1) as u32;
+    for first in (0..*positions).step_by(block as usize) {
+        let count = block.min(positions - first);
+        ring.put(to, u64::from(first) * row as u64, count as usize * row, |out| {
+            out.par_chunks_exact_mut(row).enumerate().for_each(|(i, out)| {
+                let pairs = fill.rope_row(first + i as u32);
+                out.copy_from_slice(bytemuck::cast_slice(&pairs));
+            });
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Creates a plain buffer.
+pub fn buffer(device: &Device, label: &str, bytes: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
+    device.device.create_buffer(&wgpu::BufferDescriptor { label: Some(label), size: bytes, usage, mapped_at_creation: false })
+}

@@ -1,0 +1,11 @@
+//! The only room that speaks wgpu: adapters and devices, weights in device memory, and the executor of programs.
+
+mod device;
+mod exec;
+mod memory;
+mod probe;
+
+pub use device::{Adapter, Device, DeviceKind, DeviceOptions, adapters};
+pub use exec::GpuExecutor;
+/// The wgpu that a host application shares its device through.
+pub use wgpu;
