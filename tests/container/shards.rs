@@ -176,7 +176,8 @@ fn names_must_agree_with_headers() {
     let path = dir.path().join(name(2, 3));
     for (to, says) in [
         ("other.cmf".into(), "must be named BASE-00002-of-00003.cmf"),
-        (name(1, 2), "the name says shard 1 of 2"),
+        (name(2, 4), "the name says shard 2 of 4"),
+        (name(3, 3), "the name says shard 3 of 3"),
     ] {
         let to = dir.path().join(to);
         std::fs::copy(&path, &to).unwrap();
