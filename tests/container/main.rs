@@ -3,6 +3,7 @@
 mod interop;
 mod lazy;
 mod malformed;
+mod malformed_header;
 mod raw;
 mod read;
 mod shards;
