@@ -85,8 +85,9 @@ pub(super) fn check_hash(what: &str, span: Span, stored: Option<u64>, file: &[u8
 /// A validated, memory-mapped model of one or several files.
 ///
 /// Everything but the weights' own bytes was checked when it was opened; [`Container::verify`] checks those. The files
-/// must not be cut or rewritten while the container lives: a cut is noticed before a tensor is handed out, and faults
-/// when it happens while bytes are being read. Replacing a file by renaming another over it is harmless.
+/// must not be cut or rewritten while the container lives: a cut is noticed before a tensor is handed out, but faults when
+/// it happens while bytes are being read, or takes away a section (tokenizer, masks, index) that is read later. Replacing
+/// a file by renaming another over it is harmless.
 pub struct Container {
     /// Shard 1 first.
     pub(super) files: Vec<CmfFile>,

@@ -191,7 +191,6 @@ impl Writer {
             masks,
             vocab,
             index: None,
-            // A checksum of 0 says that there is none, and so does its absence.
             header_hash: Some(hash64(&self.header)),
             directory_hash: Some(hash64(&directory)),
         };
