@@ -83,7 +83,13 @@ impl Kernel {
             Kernel::Embed => &Row {
                 stem: "embed",
                 libs: &["vector", "weights", "ctl"],
-                bindings: &[("codes", Read), ("scales", Read), ("ctl", Read), ("tokens", Read), ("h", Write)],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("tokens", Read),
+                    ("h", Write),
+                ],
                 threads: Some(64),
                 weights: true,
                 kv: false,
@@ -221,7 +227,13 @@ impl Kernel {
             Kernel::AttnBlock => &Row {
                 stem: "attn_block",
                 libs: &["vector", "ctl", "attention"],
-                bindings: &[("ctl", Read), ("qkv", Read), ("k_cache", Read), ("v_cache", Read), ("part", Write)],
+                bindings: &[
+                    ("ctl", Read),
+                    ("qkv", Read),
+                    ("k_cache", Read),
+                    ("v_cache", Read),
+                    ("part", Write),
+                ],
                 threads: Some(64),
                 weights: false,
                 kv: true,
@@ -237,7 +249,13 @@ impl Kernel {
             Kernel::AttnChunk => &Row {
                 stem: "attn_chunk",
                 libs: &["vector", "ctl", "attention"],
-                bindings: &[("ctl", Read), ("qkv", Read), ("k_cache", Read), ("v_cache", Read), ("y", Write)],
+                bindings: &[
+                    ("ctl", Read),
+                    ("qkv", Read),
+                    ("k_cache", Read),
+                    ("v_cache", Read),
+                    ("y", Write),
+                ],
                 threads: Some(64),
                 weights: false,
                 kv: true,

@@ -6,11 +6,11 @@
 pub mod container;
 pub mod dtype;
 pub mod error;
+pub mod gpu;
+pub mod kernel;
 pub mod model;
 pub mod program;
 pub mod sampling;
-pub mod gpu;
-pub mod kernel;
 pub mod shader;
 
 pub use error::{Error, Kind, Result};

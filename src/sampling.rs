@@ -27,20 +27,33 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, min_p: 0.0, seed: 0 }
+        Sampling {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.0,
+            seed: 0,
+        }
     }
 }
 
 impl Sampling {
     /// The most probable token, always.
     pub fn greedy() -> Self {
-        Sampling { temperature: 0.0, ..Sampling::default() }
+        Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        }
     }
 
     /// Refuses values that mean nothing. Errors: `Usage`, naming the value.
     pub fn validate(&self) -> Result<()> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            bail!(Usage, "temperature {}: wanted a finite number of at least 0", self.temperature);
+            bail!(
+                Usage,
+                "temperature {}: wanted a finite number of at least 0",
+                self.temperature
+            );
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             bail!(Usage, "top-p {}: wanted more than 0 and at most 1", self.top_p);
@@ -59,8 +72,16 @@ impl Sampling {
         }
         // A temperature this small draws as greedy does, without dividing by almost nothing.
         let greedy = self.temperature < 1e-4;
-        let log2_scale = if greedy { 0.0 } else { std::f32::consts::LOG2_E / self.temperature };
-        let top_p = if self.top_p >= 1.0 { 0 } else { ((self.top_p as f64 * 4294967296.0) as u32).max(1) };
+        let log2_scale = if greedy {
+            0.0
+        } else {
+            std::f32::consts::LOG2_E / self.temperature
+        };
+        let top_p = if self.top_p >= 1.0 {
+            0
+        } else {
+            ((self.top_p as f64 * 4294967296.0) as u32).max(1)
+        };
         let mut words = vec![
             u32::from(greedy),
             self.top_k,
@@ -115,12 +136,22 @@ pub fn choose(logits: &[f32], settings: &[u32], position: u32) -> Choice {
     };
     // Most probable first, the lower index first among equals.
     let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap_or(std::cmp::Ordering::Equal).then(a.cmp(&b)));
+    order.sort_by(|&a, &b| {
+        logits[b]
+            .partial_cmp(&logits[a])
+            .unwrap_or(std::cmp::Ordering::Equal)
+            .then(a.cmp(&b))
+    });
     if top_k != 0 {
         order.truncate(top_k);
     }
     let total = |order: &[usize]| {
-        order.iter().map(|&i| mass(logits[i])).filter(|&m| m >= min_mass).map(u64::from).sum::<u64>()
+        order
+            .iter()
+            .map(|&i| mass(logits[i]))
+            .filter(|&m| m >= min_mass)
+            .map(u64::from)
+            .sum::<u64>()
     };
     let scaled = |total: u64, fraction: u32| ((u128::from(total) * u128::from(fraction)) >> 32) as u64;
     if top_p != 0 {
@@ -175,7 +206,15 @@ mod tests {
     #[test]
     fn draws_follow_the_distribution() {
         let logits = [1.0f32, 2.0, 0.0, -1.0];
-        let settings = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 }.words(&[]).unwrap();
+        let settings = Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 7,
+        }
+        .words(&[])
+        .unwrap();
         let n = 40_000;
         let mut counts = [0f64; 4];
         for position in 0..n {
@@ -206,14 +245,47 @@ mod tests {
                 Choice::Token(token) => token,
                 Choice::NonFinite => unreachable!(),
             });
-            tokens.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+            tokens
+                .collect::<std::collections::BTreeSet<_>>()
+                .into_iter()
+                .collect::<Vec<_>>()
         };
-        let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1 };
-        assert_eq!(drawn(Sampling { top_k: 2, ..all.clone() }), [0, 1]);
+        let all = Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 1,
+        };
+        assert_eq!(
+            drawn(Sampling {
+                top_k: 2,
+                ..all.clone()
+            }),
+            [0, 1]
+        );
         // Probabilities 0.535, 0.197, 0.197, 0.072, 0.0002: the first two reach 0.7.
-        assert_eq!(drawn(Sampling { top_p: 0.7, ..all.clone() }), [0, 1]);
-        assert_eq!(drawn(Sampling { min_p: 0.3, ..all.clone() }), [0, 1, 2]);
-        assert_eq!(drawn(Sampling { temperature: 0.0, ..all.clone() }), [0]);
+        assert_eq!(
+            drawn(Sampling {
+                top_p: 0.7,
+                ..all.clone()
+            }),
+            [0, 1]
+        );
+        assert_eq!(
+            drawn(Sampling {
+                min_p: 0.3,
+                ..all.clone()
+            }),
+            [0, 1, 2]
+        );
+        assert_eq!(
+            drawn(Sampling {
+                temperature: 0.0,
+                ..all.clone()
+            }),
+            [0]
+        );
         assert!(drawn(all).len() >= 4);
     }
 
@@ -223,6 +295,13 @@ mod tests {
         assert_eq!(choose(&[0.0, f32::NAN], &settings, 0), Choice::NonFinite);
         assert_eq!(choose(&[0.0, f32::INFINITY], &settings, 0), Choice::NonFinite);
         assert_eq!(choose(&[1.0, 3.0, 3.0], &settings, 0), Choice::Token(1));
-        assert!(Sampling { top_p: f32::NAN, ..Sampling::default() }.words(&[]).is_err());
+        assert!(
+            Sampling {
+                top_p: f32::NAN,
+                ..Sampling::default()
+            }
+            .words(&[])
+            .is_err()
+        );
     }
 }

@@ -22,7 +22,10 @@ const OP: &[(&str, &str)] = files!("op": "attn_block" "attn_chunk" "attn_merge" 
 
 /// Text of one file; the tables and the catalogue are held together by the test below.
 fn file(table: &'static [(&'static str, &'static str)], stem: &str) -> &'static str {
-    table.iter().find(|(name, _)| *name == stem).map_or("", |(_, text)| text)
+    table
+        .iter()
+        .find(|(name, _)| *name == stem)
+        .map_or("", |(_, text)| text)
 }
 
 /// The WGSL of one pipeline.
@@ -33,10 +36,15 @@ pub fn compose(variant: &Variant) -> String {
         text.push('\n');
         text.push_str(part);
     };
-    add(&format!("const HALF_NATIVE: bool = {};\nconst GRID_WIDTH: u32 = {GRID_WIDTH}u;\n", variant.half_native));
+    add(&format!(
+        "const HALF_NATIVE: bool = {};\nconst GRID_WIDTH: u32 = {GRID_WIDTH}u;\n",
+        variant.half_native
+    ));
     if let Some(team) = variant.team {
         let (lanes, teams) = (team.lanes(), team.teams());
-        add(&format!("const LANES: u32 = {lanes}u;\nconst TEAMS: u32 = {teams}u;\nconst TEAM_THREADS: u32 = THREADS;\n"));
+        add(&format!(
+            "const LANES: u32 = {lanes}u;\nconst TEAMS: u32 = {teams}u;\nconst TEAM_THREADS: u32 = THREADS;\n"
+        ));
         add(match team {
             Team::Subgroup { .. } => file(LIB, "team_subgroup"),
             Team::Tree => file(LIB, "team_tree"),
@@ -61,18 +69,43 @@ pub fn compose(variant: &Variant) -> String {
 
 /// Every variant that can be asked for: kernels × weight planes × cache types × teams × decoders of halves.
 pub fn all_variants() -> Vec<Variant> {
-    let teams = [4, 8, 16, 32].map(|lanes| Team::Subgroup { lanes }).into_iter().chain([Team::Tree]);
+    let teams = [4, 8, 16, 32]
+        .map(|lanes| Team::Subgroup { lanes })
+        .into_iter()
+        .chain([Team::Tree]);
     let mut all = Vec::new();
     for kernel in Kernel::ALL {
         let row = kernel.row();
-        let planes: Vec<_> = if row.weights { Planes::ALL.map(Some).to_vec() } else { vec![None] };
-        let kvs = if row.kv { vec![Some(Kv::F16), Some(Kv::F32)] } else { vec![None] };
-        let teams: Vec<_> = if row.threads.is_none() { teams.clone().map(Some).collect() } else { vec![None] };
+        let planes: Vec<_> = if row.weights {
+            Planes::ALL.map(Some).to_vec()
+        } else {
+            vec![None]
+        };
+        let kvs = if row.kv {
+            vec![Some(Kv::F16), Some(Kv::F32)]
+        } else {
+            vec![None]
+        };
+        let teams: Vec<_> = if row.threads.is_none() {
+            teams.clone().map(Some).collect()
+        } else {
+            vec![None]
+        };
         for &planes in &planes {
             for &kv in &kvs {
                 for &team in &teams {
-                    let halves: &[bool] = if planes.is_some_and(Planes::has_halves) { &[true, false] } else { &[true] };
-                    all.extend(halves.iter().map(|&half_native| Variant { kernel, planes, kv, team, half_native }));
+                    let halves: &[bool] = if planes.is_some_and(Planes::has_halves) {
+                        &[true, false]
+                    } else {
+                        &[true]
+                    };
+                    all.extend(halves.iter().map(|&half_native| Variant {
+                        kernel,
+                        planes,
+                        kv,
+                        team,
+                        half_native,
+                    }));
                 }
             }
         }
@@ -92,7 +125,10 @@ mod tests {
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())
                 .collect();
             found.sort();
-            assert_eq!(found, table.iter().map(|(stem, _)| format!("{stem}.wgsl")).collect::<Vec<_>>());
+            assert_eq!(
+                found,
+                table.iter().map(|(stem, _)| format!("{stem}.wgsl")).collect::<Vec<_>>()
+            );
         };
         named("lib", LIB);
         named("dtype", DTYPE);

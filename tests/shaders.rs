@@ -17,16 +17,24 @@ fn parse(variant: &Variant) -> (Module, ModuleInfo) {
     let fail = |what: String| -> ! { panic!("{}: {what}\n{}", variant.name(), numbered(&text)) };
     let module =
         naga::front::wgsl::parse_str(&text).unwrap_or_else(|err| fail(err.emit_to_string_with_path(&text, "shader")));
-    let mut validator = Validator::new(ValidationFlags::all(), Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16_IN_FLOAT32);
+    let mut validator = Validator::new(
+        ValidationFlags::all(),
+        Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+    );
     let validator = validator
         .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
         .subgroup_operations(naga::valid::SubgroupOperationSet::all());
-    let info = validator.validate(&module).unwrap_or_else(|err| fail(err.emit_to_string(&text)));
+    let info = validator
+        .validate(&module)
+        .unwrap_or_else(|err| fail(err.emit_to_string(&text)));
     (module, info)
 }
 
 fn numbered(text: &str) -> String {
-    text.lines().enumerate().map(|(i, line)| format!("{:4} {line}\n", i + 1)).collect()
+    text.lines()
+        .enumerate()
+        .map(|(i, line)| format!("{:4} {line}\n", i + 1))
+        .collect()
 }
 
 #[test]
@@ -50,7 +58,11 @@ fn every_variant_is_valid_and_is_what_the_catalogue_says() {
                 AddressSpace::Storage { access } => {
                     let binding = global.binding.expect("a storage variable has a binding");
                     assert_eq!(binding.group, 0, "{name}");
-                    let access = if access.contains(StorageAccess::STORE) { Access::Write } else { Access::Read };
+                    let access = if access.contains(StorageAccess::STORE) {
+                        Access::Write
+                    } else {
+                        Access::Read
+                    };
                     storage.push((binding.binding, global.name.clone().expect("a name"), access));
                 }
                 AddressSpace::Uniform => params = Some(global),
@@ -59,14 +71,27 @@ fn every_variant_is_valid_and_is_what_the_catalogue_says() {
             }
         }
         storage.sort_by_key(|entry| entry.0);
-        let wanted: Vec<_> =
-            row.bindings.iter().enumerate().map(|(i, &(name, access))| (i as u32 + 1, name.to_string(), access)).collect();
+        let wanted: Vec<_> = row
+            .bindings
+            .iter()
+            .enumerate()
+            .map(|(i, &(name, access))| (i as u32 + 1, name.to_string(), access))
+            .collect();
         assert_eq!(storage, wanted, "{name}");
-        assert!(storage.len() <= MAX_STORAGE_BUFFERS, "{name} binds {} storage buffers", storage.len());
-        assert!(workgroup_bytes <= MAX_WORKGROUP_BYTES, "{name} needs {workgroup_bytes} bytes of workgroup memory");
+        assert!(
+            storage.len() <= MAX_STORAGE_BUFFERS,
+            "{name} binds {} storage buffers",
+            storage.len()
+        );
+        assert!(
+            workgroup_bytes <= MAX_WORKGROUP_BYTES,
+            "{name} needs {workgroup_bytes} bytes of workgroup memory"
+        );
 
         let params = params.unwrap_or_else(|| panic!("{name} has no parameters"));
-        let TypeInner::Struct { members, .. } = &module.types[params.ty].inner else { panic!("{name}: Params") };
+        let TypeInner::Struct { members, .. } = &module.types[params.ty].inner else {
+            panic!("{name}: Params")
+        };
         let fields: Vec<_> = members
             .iter()
             .map(|member| {
@@ -94,16 +119,26 @@ fn every_variant_translates_to_every_backend() {
     for variant in all_variants() {
         let (module, info) = parse(&variant);
         let name = variant.name();
-        let options = spv::Options { lang_version: (1, 3), ..Default::default() };
+        let options = spv::Options {
+            lang_version: (1, 3),
+            ..Default::default()
+        };
         let words = spv::write_vec(&module, &info, &options, None).unwrap_or_else(|err| panic!("{name}: {err}"));
         assert!(!words.is_empty());
 
-        let options = msl::Options { lang_version: (2, 4), fake_missing_bindings: true, ..Default::default() };
+        let options = msl::Options {
+            lang_version: (2, 4),
+            fake_missing_bindings: true,
+            ..Default::default()
+        };
         let (text, _) = msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
             .unwrap_or_else(|err| panic!("{name}: {err}"));
         assert!(text.contains("kernel void"), "{name}");
 
-        let options = hlsl::Options { shader_model: hlsl::ShaderModel::V6_0, ..Default::default() };
+        let options = hlsl::Options {
+            shader_model: hlsl::ShaderModel::V6_0,
+            ..Default::default()
+        };
         let mut text = String::new();
         let pipeline = hlsl::PipelineOptions::default();
         hlsl::Writer::new(&mut text, &options, &pipeline)

@@ -30,8 +30,15 @@ pub enum Planes {
 
 impl Planes {
     /// Every family.
-    pub const ALL: [Planes; 7] =
-        [Planes::F32, Planes::F16, Planes::Bf16, Planes::I8, Planes::I8Col, Planes::Nib4, Planes::Nib4Ladder];
+    pub const ALL: [Planes; 7] = [
+        Planes::F32,
+        Planes::F16,
+        Planes::Bf16,
+        Planes::I8,
+        Planes::I8Col,
+        Planes::Nib4,
+        Planes::Nib4Ladder,
+    ];
 
     /// The family's name in shader variants.
     pub fn name(self) -> &'static str {
@@ -81,7 +88,11 @@ impl Planes {
             Dtype::Q4Tiled => Planes::Nib4,
             Dtype::Q4tp => Planes::Nib4Ladder,
             Dtype::Vbit | Dtype::VbitRo | Dtype::Q1 | Dtype::Q1s | Dtype::Q1t => {
-                bail!(UnsupportedTensorType, "{} weights cannot be run yet, only read", dtype.name())
+                bail!(
+                    UnsupportedTensorType,
+                    "{} weights cannot be run yet, only read",
+                    dtype.name()
+                )
             }
         })
     }
@@ -179,7 +190,12 @@ fn slice(payload: &[u8], at: usize, len: usize) -> Result<&[u8]> {
 impl Source<'_> {
     /// Writes the code plane's rows for the tensor's rows `range` to `out`.
     pub fn codes(&self, planes: Planes, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let geometry = Geometry { planes, rows: range.len(), cols: self.cols, parts: 1 };
+        let geometry = Geometry {
+            planes,
+            rows: range.len(),
+            cols: self.cols,
+            parts: 1,
+        };
         let stride = geometry.code_row_bytes();
         if self.dtype == Dtype::Q4Block && planes == Planes::F32 {
             let decoder = self.dtype.decoder(self.payload, self.rows, self.cols)?;
@@ -207,7 +223,11 @@ impl Source<'_> {
                 return Ok(());
             }
             Dtype::Vbit | Dtype::VbitRo | Dtype::Q1 | Dtype::Q1s | Dtype::Q1t => {
-                bail!(UnsupportedTensorType, "{} weights cannot be run yet, only read", self.dtype.name())
+                bail!(
+                    UnsupportedTensorType,
+                    "{} weights cannot be run yet, only read",
+                    self.dtype.name()
+                )
             }
         };
         for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
@@ -220,7 +240,12 @@ impl Source<'_> {
 
     /// Writes the row scales for the tensor's rows `range` to `out`; nothing for types without them.
     pub fn row_scales(&self, planes: Planes, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let geometry = Geometry { planes, rows: range.len(), cols: self.cols, parts: 1 };
+        let geometry = Geometry {
+            planes,
+            rows: range.len(),
+            cols: self.cols,
+            parts: 1,
+        };
         let stride = geometry.scale_row_bytes();
         let groups = self.cols / 32;
         match planes {
@@ -254,7 +279,11 @@ impl Source<'_> {
                     out[..4].copy_from_slice(&(lo.exp2() as f32).to_le_bytes());
                     out[4..8].copy_from_slice(&(step.exp2() as f32).to_le_bytes());
                     let (data, padding) = out[8..].split_at_mut(code_bytes);
-                    data.copy_from_slice(slice(self.payload, ladders + self.rows * 4 + row * code_bytes, code_bytes)?);
+                    data.copy_from_slice(slice(
+                        self.payload,
+                        ladders + self.rows * 4 + row * code_bytes,
+                        code_bytes,
+                    )?);
                     padding.fill(0);
                 }
             }
@@ -281,11 +310,18 @@ mod tests {
 
     /// The file's bytes again, from the planes; the inverse of the repack for every type that keeps its bits.
     fn unpack(dtype: Dtype, planes: Planes, rows: usize, cols: usize, codes: &[u8], scales: &[u8]) -> Vec<u8> {
-        let geometry = Geometry { planes, rows, cols, parts: 1 };
+        let geometry = Geometry {
+            planes,
+            rows,
+            cols,
+            parts: 1,
+        };
         let (stride, scale_stride) = (geometry.code_row_bytes(), geometry.scale_row_bytes());
         let code_rows = |len: usize| codes.chunks_exact(stride).flat_map(move |row| row[..len].to_vec());
         let scale_rows = |from: usize, len: usize| {
-            scales[..rows * scale_stride].chunks_exact(scale_stride).flat_map(move |row| row[from..from + len].to_vec())
+            scales[..rows * scale_stride]
+                .chunks_exact(scale_stride)
+                .flat_map(move |row| row[from..from + len].to_vec())
         };
         let groups = cols / 32;
         match dtype {
@@ -294,7 +330,10 @@ mod tests {
             Dtype::Q8Row => code_rows(cols).chain(scale_rows(0, 2)).collect(),
             Dtype::Q82f => {
                 let at = geometry.col_scale_offset(0);
-                code_rows(cols).chain(scale_rows(0, 2)).chain(scales[at..at + cols * 2].to_vec()).collect()
+                code_rows(cols)
+                    .chain(scale_rows(0, 2))
+                    .chain(scales[at..at + cols * 2].to_vec())
+                    .collect()
             }
             Dtype::Q4Block => code_rows(cols / 2).chain(scale_rows(0, groups * 2)).collect(),
             Dtype::Q4Tiled => (0..rows * groups)
@@ -311,7 +350,10 @@ mod tests {
                     f16::from_f64((f32::from_le_bytes(bytes) as f64).log2()).to_le_bytes()
                 };
                 let ladders = (0..rows).flat_map(|row| [log(row * scale_stride), log(row * scale_stride + 4)].concat());
-                code_rows(cols / 2).chain(ladders).chain(scale_rows(8, (groups * 5).div_ceil(8))).collect()
+                code_rows(cols / 2)
+                    .chain(ladders)
+                    .chain(scale_rows(8, (groups * 5).div_ceil(8)))
+                    .collect()
             }
             Dtype::Vbit | Dtype::VbitRo | Dtype::Q1 | Dtype::Q1s | Dtype::Q1t => unreachable!(),
         }
@@ -330,12 +372,28 @@ mod tests {
                 })
                 .unwrap();
                 let planes = Planes::of(dtype, cols).unwrap();
-                let geometry = Geometry { planes, rows, cols, parts: 1 };
-                let source = Source { dtype, payload: &payload, rows, cols };
+                let geometry = Geometry {
+                    planes,
+                    rows,
+                    cols,
+                    parts: 1,
+                };
+                let source = Source {
+                    dtype,
+                    payload: &payload,
+                    rows,
+                    cols,
+                };
                 // Two blocks of rows, into memory that held something else.
                 let (mut codes, mut scales) = (vec![0xA5; geometry.code_bytes()], vec![0xA5; geometry.scale_bytes()]);
                 for range in [0..rows / 2, rows / 2..rows] {
-                    source.codes(planes, range.clone(), &mut codes[range.start * geometry.code_row_bytes()..]).unwrap();
+                    source
+                        .codes(
+                            planes,
+                            range.clone(),
+                            &mut codes[range.start * geometry.code_row_bytes()..],
+                        )
+                        .unwrap();
                     let at = range.start * geometry.scale_row_bytes();
                     source.row_scales(planes, range, &mut scales[at..]).unwrap();
                 }
@@ -349,7 +407,12 @@ mod tests {
 
     #[test]
     fn a_short_payload_is_an_error() {
-        let source = Source { dtype: Dtype::Q8Row, payload: &[0; 40], rows: 2, cols: 32 };
+        let source = Source {
+            dtype: Dtype::Q8Row,
+            payload: &[0; 40],
+            rows: 2,
+            cols: 32,
+        };
         let mut out = [0; 64];
         assert!(source.codes(Planes::I8, 0..2, &mut out).is_err());
         assert!(source.row_scales(Planes::I8, 0..2, &mut out).is_err());

@@ -88,7 +88,11 @@ impl Adapter {
                 wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => DeviceKind::Other,
             },
             driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
-            subgroup: if subgroups { [info.subgroup_min_size, info.subgroup_max_size] } else { [0, 0] },
+            subgroup: if subgroups {
+                [info.subgroup_min_size, info.subgroup_max_size]
+            } else {
+                [0, 0]
+            },
             max_buffer: limits.max_buffer_size,
             max_binding: limits.max_storage_buffer_binding_size,
             max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
@@ -105,7 +109,11 @@ impl Adapter {
             (wgpu::Features::TIMESTAMP_QUERY, "timestamp_query"),
             (wgpu::Features::PIPELINE_CACHE, "pipeline_cache"),
         ];
-        named.into_iter().filter(|(feature, _)| features.contains(*feature)).map(|(_, name)| name).collect()
+        named
+            .into_iter()
+            .filter(|(feature, _)| features.contains(*feature))
+            .map(|(_, name)| name)
+            .collect()
     }
 }
 
@@ -170,7 +178,10 @@ impl Device {
         let fate = Arc::new(OnceLock::new());
         let lost = fate.clone();
         device.set_device_lost_callback(move |reason, message| {
-            let _ = lost.set(Error::new(Kind::DeviceLost, format!("the device was lost ({reason:?}): {message}")));
+            let _ = lost.set(Error::new(
+                Kind::DeviceLost,
+                format!("the device was lost ({reason:?}): {message}"),
+            ));
         });
         let failed = fate.clone();
         device.on_uncaptured_error(Arc::new(move |err: wgpu::Error| {
@@ -178,13 +189,29 @@ impl Device {
         }));
         let limits = device.limits();
         let needs = [
-            ("threads in a workgroup", limits.max_compute_invocations_per_workgroup, 256),
-            ("bytes of workgroup memory", limits.max_compute_workgroup_storage_size, 16384),
-            ("storage buffers in a stage", limits.max_storage_buffers_per_shader_stage, 8),
+            (
+                "threads in a workgroup",
+                limits.max_compute_invocations_per_workgroup,
+                256,
+            ),
+            (
+                "bytes of workgroup memory",
+                limits.max_compute_workgroup_storage_size,
+                16384,
+            ),
+            (
+                "storage buffers in a stage",
+                limits.max_storage_buffers_per_shader_stage,
+                8,
+            ),
         ];
         for (what, has, wants) in needs {
             if has < wants {
-                bail!(DeviceError, "{}: kernels need {wants} {what}, the device allows {has}", info.name);
+                bail!(
+                    DeviceError,
+                    "{}: kernels need {wants} {what}, the device allows {has}",
+                    info.name
+                );
             }
         }
         let mut open = Device {
@@ -226,7 +253,11 @@ impl Device {
 
     /// Largest piece of a weight that one binding may hold.
     pub fn max_binding(&self) -> u64 {
-        let limit = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size).min(MAX_BINDING);
+        let limit = self
+            .limits
+            .max_storage_buffer_binding_size
+            .min(self.limits.max_buffer_size)
+            .min(MAX_BINDING);
         self.options.max_segment.map_or(limit, |bytes| bytes.min(limit))
     }
 
@@ -253,24 +284,39 @@ impl Device {
 
     /// Pipelines made so far, and the milliseconds that took.
     pub fn compile_counters(&self) -> (u64, f64) {
-        (self.compiled.load(Ordering::Relaxed), self.compile_us.load(Ordering::Relaxed) as f64 / 1000.0)
+        (
+            self.compiled.load(Ordering::Relaxed),
+            self.compile_us.load(Ordering::Relaxed) as f64 / 1000.0,
+        )
     }
 
     pub(super) fn layout(&self, kernel: Kernel) -> Arc<(wgpu::BindGroupLayout, wgpu::PipelineLayout)> {
         let mut layouts = lock(&self.layouts);
-        layouts.entry(kernel).or_insert_with(|| Arc::new(self.make_layout(kernel))).clone()
+        layouts
+            .entry(kernel)
+            .or_insert_with(|| Arc::new(self.make_layout(kernel)))
+            .clone()
     }
 
     fn make_layout(&self, kernel: Kernel) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {
         let entry = |binding: usize, ty: wgpu::BufferBindingType| wgpu::BindGroupLayoutEntry {
             binding: binding as u32,
             visibility: wgpu::ShaderStages::COMPUTE,
-            ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
+            ty: wgpu::BindingType::Buffer {
+                ty,
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
             count: None,
         };
         let mut entries = vec![entry(0, wgpu::BufferBindingType::Uniform)];
         entries.extend(kernel.row().bindings.iter().enumerate().map(|(i, &(_, access))| {
-            entry(i + 1, wgpu::BufferBindingType::Storage { read_only: access == Access::Read })
+            entry(
+                i + 1,
+                wgpu::BufferBindingType::Storage {
+                    read_only: access == Access::Read,
+                },
+            )
         }));
         let layout = self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
             label: Some(kernel.stem()),
@@ -290,10 +336,15 @@ impl Device {
     pub fn compile(&self, variants: &[Variant]) -> Result<()> {
         let missing: Vec<_> = {
             let pipelines = lock(&self.pipelines);
-            variants.iter().filter(|variant| !pipelines.contains_key(variant)).collect()
+            variants
+                .iter()
+                .filter(|variant| !pipelines.contains_key(variant))
+                .collect()
         };
         let next = std::sync::atomic::AtomicUsize::new(0);
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(missing.len());
+        let threads = std::thread::available_parallelism()
+            .map_or(1, |n| n.get())
+            .min(missing.len());
         let work = || -> Result<()> {
             while let Some(variant) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let pipeline = self.make_pipeline(variant)?;
@@ -333,7 +384,10 @@ impl Device {
     ) -> Result<wgpu::ComputePipeline> {
         let start = Instant::now();
         let guard = self.scope();
-        let descriptor = wgpu::ShaderModuleDescriptor { label: Some(name), source: wgpu::ShaderSource::Wgsl(text.into()) };
+        let descriptor = wgpu::ShaderModuleDescriptor {
+            label: Some(name),
+            source: wgpu::ShaderSource::Wgsl(text.into()),
+        };
         let module = if self.options.checked_shaders {
             self.device.create_shader_module(descriptor)
         } else {
@@ -353,22 +407,35 @@ impl Device {
         });
         guard.finish().map_err(|err| err.context(format!("kernel {name}")))?;
         self.compiled.fetch_add(1, Ordering::Relaxed);
-        self.compile_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+        self.compile_us
+            .fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
         Ok(pipeline)
     }
 
-    #[expect(unsafe_code, reason = "bounds and loop checks cost up to a tenth of a kernel's speed")]
+    #[expect(
+        unsafe_code,
+        reason = "bounds and loop checks cost up to a tenth of a kernel's speed"
+    )]
     fn trusted(&self, descriptor: wgpu::ShaderModuleDescriptor<'_>) -> wgpu::ShaderModule {
         // SAFETY: every text comes from this crate's shader files. Loops are bounded by constants, parameters or sizes that
         // the plan made from buffers of at least that size; divisors are constants or checked dimensions; the tests run
         // every kernel with checks on and off and compare the bits.
-        unsafe { self.device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
+        unsafe {
+            self.device
+                .create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
+        }
     }
 
     /// Watches for out-of-memory, validation and internal errors on this thread until finished.
     pub(super) fn scope(&self) -> Scope {
-        let filters = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
-        Scope { guards: filters.map(|filter| self.device.push_error_scope(filter)).into() }
+        let filters = [
+            wgpu::ErrorFilter::Internal,
+            wgpu::ErrorFilter::OutOfMemory,
+            wgpu::ErrorFilter::Validation,
+        ];
+        Scope {
+            guards: filters.map(|filter| self.device.push_error_scope(filter)).into(),
+        }
     }
 }
 

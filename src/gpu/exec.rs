@@ -6,7 +6,9 @@ use super::probe::read_words;
 use crate::container::Tensors;
 use crate::error::{Result, bail};
 use crate::kernel::Variant;
-use crate::program::{ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, Plan, Program, Ticket, Which};
+use crate::program::{
+    ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, Plan, Program, Ticket, Which,
+};
 use crate::shader::GRID_WIDTH;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -58,9 +60,16 @@ impl GpuExecutor {
         }
         let scope = device.scope();
         let storage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC;
-        let buffers: Vec<_> =
-            plan.buffers.iter().map(|b| memory::buffer(&device, &b.label, b.bytes, storage)).collect();
-        let matrices: Vec<_> = plan.matrices.iter().map(|matrix| memory::allocate(&device, matrix)).collect();
+        let buffers: Vec<_> = plan
+            .buffers
+            .iter()
+            .map(|b| memory::buffer(&device, &b.label, b.bytes, storage))
+            .collect();
+        let matrices: Vec<_> = plan
+            .matrices
+            .iter()
+            .map(|matrix| memory::allocate(&device, matrix))
+            .collect();
         let vectors: Vec<_> = plan
             .vectors
             .iter()
@@ -110,7 +119,9 @@ impl GpuExecutor {
             counters: Counters::default(),
         };
         let read = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
-        executor.slots = (0..SLOTS).map(|_| memory::buffer(&device, "read.ctl", CTL_BYTES, read)).collect();
+        executor.slots = (0..SLOTS)
+            .map(|_| memory::buffer(&device, "read.ctl", CTL_BYTES, read))
+            .collect();
         for program in &plan.programs {
             let realised = executor.realise(program, &matrices, &vectors)?;
             executor.programs.push(realised);
@@ -127,7 +138,12 @@ impl GpuExecutor {
         Ok(executor)
     }
 
-    fn realise(&mut self, program: &Program, matrices: &[Vec<SegmentBuffer>], vectors: &[wgpu::Buffer]) -> Result<Vec<RealStep>> {
+    fn realise(
+        &mut self,
+        program: &Program,
+        matrices: &[Vec<SegmentBuffer>],
+        vectors: &[wgpu::Buffer],
+    ) -> Result<Vec<RealStep>> {
         if program.steps.is_empty() {
             return Ok(Vec::new());
         }
@@ -136,7 +152,11 @@ impl GpuExecutor {
         let params = memory::buffer(&self.device, "params", bytes, usage);
         let mut contents = vec![0u8; bytes as usize];
         let mut steps = Vec::new();
-        for (step, slot) in program.steps.iter().zip(contents.chunks_exact_mut(PARAMS_SLOT as usize)) {
+        for (step, slot) in program
+            .steps
+            .iter()
+            .zip(contents.chunks_exact_mut(PARAMS_SLOT as usize))
+        {
             let words = step.op.bytes();
             slot[..words.len()].copy_from_slice(words);
             let at = steps.len() as u64 * PARAMS_SLOT;
@@ -155,7 +175,10 @@ impl GpuExecutor {
             let entries: Vec<_> = resources
                 .into_iter()
                 .enumerate()
-                .map(|(i, resource)| wgpu::BindGroupEntry { binding: i as u32, resource })
+                .map(|(i, resource)| wgpu::BindGroupEntry {
+                    binding: i as u32,
+                    resource,
+                })
                 .collect();
             let variant = self.device.variant(step, self.plan.kv);
             let bind_group = self.device.device.create_bind_group(&wgpu::BindGroupDescriptor {
@@ -202,7 +225,13 @@ fn range(buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> wgpu::BindingResourc
 }
 
 fn workgroups(step: &RealStep, extent: Extent) -> [u32; 3] {
-    let columns = |per_group: u32| if per_group == 0 { 1 } else { extent.columns.div_ceil(per_group) };
+    let columns = |per_group: u32| {
+        if per_group == 0 {
+            1
+        } else {
+            extent.columns.div_ceil(per_group)
+        }
+    };
     match step.grid {
         Grid::Teams(teams) => {
             let groups = teams.div_ceil(step.teams);
@@ -248,7 +277,9 @@ impl Executor for GpuExecutor {
     }
 
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
-        self.device.queue.write_buffer(&self.buffers[buffer], 0, bytemuck::cast_slice(words));
+        self.device
+            .queue
+            .write_buffer(&self.buffers[buffer], 0, bytemuck::cast_slice(words));
         self.counters.write_buffer_calls += 1;
         self.device.check()
     }

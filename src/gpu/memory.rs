@@ -52,9 +52,18 @@ impl<'a> Ring<'a> {
     }
 
     /// Lets `fill` write `len` bytes that go to `offset` of `target`; both are multiples of 4.
-    fn put(&mut self, target: &wgpu::Buffer, offset: u64, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+    fn put(
+        &mut self,
+        target: &wgpu::Buffer,
+        offset: u64,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
         if len > RING_BYTES {
-            bail!(OutOfMemory, "{len} bytes do not fit into a staging buffer of {RING_BYTES}");
+            bail!(
+                OutOfMemory,
+                "{len} bytes do not fit into a staging buffer of {RING_BYTES}"
+            );
         }
         if self.used + len > RING_BYTES {
             self.flush()?;
@@ -107,7 +116,10 @@ const OFFSET_ALIGNMENT: u64 = 256;
 /// Creates a buffer for each segment.
 pub fn allocate(device: &Device, matrix: &Matrix) -> Vec<SegmentBuffer> {
     let create = |segment: &Segment| {
-        let (code_bytes, scale_bytes) = (segment.geometry.code_bytes() as u64, segment.geometry.scale_bytes() as u64);
+        let (code_bytes, scale_bytes) = (
+            segment.geometry.code_bytes() as u64,
+            segment.geometry.scale_bytes() as u64,
+        );
         let scales_at = code_bytes.next_multiple_of(OFFSET_ALIGNMENT);
         let buffer = device.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(&matrix.label),
@@ -115,7 +127,12 @@ pub fn allocate(device: &Device, matrix: &Matrix) -> Vec<SegmentBuffer> {
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
-        SegmentBuffer { buffer, scales_at, code_bytes, scale_bytes }
+        SegmentBuffer {
+            buffer,
+            scales_at,
+            code_bytes,
+            scale_bytes,
+        }
     };
     matrix.segments.iter().map(create).collect()
 }
@@ -126,7 +143,12 @@ pub fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer]
     for &id in &matrix.parts {
         let info = &tensors.infos()[id];
         let (rows, cols) = info.rows_cols();
-        sources.push(Source { dtype: info.dtype, payload: tensors.bytes(id)?, rows, cols });
+        sources.push(Source {
+            dtype: info.dtype,
+            payload: tensors.bytes(id)?,
+            rows,
+            cols,
+        });
     }
     for (segment, to) in matrix.segments.iter().zip(buffers) {
         upload_segment(ring, matrix, segment, to, &sources)?;
@@ -136,7 +158,13 @@ pub fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer]
     Ok(())
 }
 
-fn upload_segment(ring: &mut Ring, matrix: &Matrix, segment: &Segment, to: &SegmentBuffer, sources: &[Source]) -> Result<()> {
+fn upload_segment(
+    ring: &mut Ring,
+    matrix: &Matrix,
+    segment: &Segment,
+    to: &SegmentBuffer,
+    sources: &[Source],
+) -> Result<()> {
     let geometry = segment.geometry;
     let (code_row, scale_row) = (geometry.code_row_bytes(), geometry.scale_row_bytes());
     // Whole words of 2-byte scales need an even number of rows.
@@ -145,21 +173,27 @@ fn upload_segment(ring: &mut Ring, matrix: &Matrix, segment: &Segment, to: &Segm
         let pieces = pieces(&segment.runs, first..(first + block).min(geometry.rows));
         let rows = (first + block).min(geometry.rows) - first;
         ring.put(&to.buffer, (first * code_row) as u64, rows * code_row, |out| {
-            fill(&pieces, out, code_row, |run, out| sources[run.part].codes(matrix.planes, run.rows.clone(), out))
+            fill(&pieces, out, code_row, |run, out| {
+                sources[run.part].codes(matrix.planes, run.rows.clone(), out)
+            })
         })?;
         if scale_row != 0 {
             let at = to.scales_at + (first * scale_row) as u64;
             ring.put(&to.buffer, at, (rows * scale_row).next_multiple_of(4), |out| {
                 let (data, padding) = out.split_at_mut(rows * scale_row);
                 padding.fill(0);
-                fill(&pieces, data, scale_row, |run, out| sources[run.part].row_scales(matrix.planes, run.rows.clone(), out))
+                fill(&pieces, data, scale_row, |run, out| {
+                    sources[run.part].row_scales(matrix.planes, run.rows.clone(), out)
+                })
             })?;
         }
     }
     if matrix.planes == crate::dtype::planes::Planes::I8Col {
         for (part, source) in sources.iter().enumerate() {
             let at = to.scales_at + geometry.col_scale_offset(part) as u64;
-            ring.put(&to.buffer, at, geometry.units() * 64, |out| source.col_scales(matrix.planes, out))?;
+            ring.put(&to.buffer, at, geometry.units() * 64, |out| {
+                source.col_scales(matrix.planes, out)
+            })?;
         }
     }
     Ok(())
@@ -173,14 +207,22 @@ fn pieces(runs: &[Run], range: std::ops::Range<usize>) -> Vec<Run> {
         let (from, to) = (range.start.max(at), range.end.min(at + run.rows.len()));
         for first in (from..to).step_by(TASK_ROWS) {
             let start = run.rows.start + first - at;
-            pieces.push(Run { part: run.part, rows: start..start + TASK_ROWS.min(to - first) });
+            pieces.push(Run {
+                part: run.part,
+                rows: start..start + TASK_ROWS.min(to - first),
+            });
         }
         at += run.rows.len();
     }
     pieces
 }
 
-fn fill(pieces: &[Run], out: &mut [u8], row_bytes: usize, f: impl Fn(&Run, &mut [u8]) -> Result<()> + Sync) -> Result<()> {
+fn fill(
+    pieces: &[Run],
+    out: &mut [u8],
+    row_bytes: usize,
+    f: impl Fn(&Run, &mut [u8]) -> Result<()> + Sync,
+) -> Result<()> {
     let mut tasks = Vec::with_capacity(pieces.len());
     let mut rest = out;
     for piece in pieces {
@@ -210,7 +252,13 @@ pub fn vector_values(vector: &Vector, tensors: &dyn Tensors) -> Result<Vec<f32>>
             let info = &tensors.infos()[id];
             let (rows, cols) = info.rows_cols();
             if rows * cols != piece.len {
-                bail!(Parse, "tensor '{}' has {} elements, wanted {}", info.name, rows * cols, piece.len);
+                bail!(
+                    Parse,
+                    "tensor '{}' has {} elements, wanted {}",
+                    info.name,
+                    rows * cols,
+                    piece.len
+                );
             }
             let decoder = info.dtype.decoder(tensors.bytes(id)?, rows, cols)?;
             for (row, out) in values[at..].chunks_exact_mut(cols).enumerate() {
@@ -225,7 +273,12 @@ pub fn vector_values(vector: &Vector, tensors: &dyn Tensors) -> Result<Vec<f32>>
 
 /// Sends a buffer's first contents, if it has any.
 pub fn upload_fill(ring: &mut Ring, fill: &Fill, to: &wgpu::Buffer) -> Result<()> {
-    let Fill::Rope { inv_freq, positions, .. } = fill else { return Ok(()) };
+    let Fill::Rope {
+        inv_freq, positions, ..
+    } = fill
+    else {
+        return Ok(());
+    };
     let row = inv_freq.len() * 8;
     let block = (RING_BYTES / 2 / row).max(1) as u32;
     for first in (0..*positions).step_by(block as usize) {
@@ -243,5 +296,10 @@ pub fn upload_fill(ring: &mut Ring, fill: &Fill, to: &wgpu::Buffer) -> Result<()
 
 /// Creates a plain buffer.
 pub fn buffer(device: &Device, label: &str, bytes: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
-    device.device.create_buffer(&wgpu::BufferDescriptor { label: Some(label), size: bytes, usage, mapped_at_creation: false })
+    device.device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some(label),
+        size: bytes,
+        usage,
+        mapped_at_creation: false,
+    })
 }

@@ -58,7 +58,10 @@ fn run(device: &Device, name: &str, text: &str, words: u64, groups: u32) -> Resu
     let bind_group = device.device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: Some(name),
         layout: &pipeline.get_bind_group_layout(0),
-        entries: &[wgpu::BindGroupEntry { binding: 0, resource: out.as_entire_binding() }],
+        entries: &[wgpu::BindGroupEntry {
+            binding: 0,
+            resource: out.as_entire_binding(),
+        }],
     });
     let mut encoder = device.device.create_command_encoder(&Default::default());
     {
@@ -74,7 +77,11 @@ fn run(device: &Device, name: &str, text: &str, words: u64, groups: u32) -> Resu
 }
 
 /// Maps a buffer after a submission and copies its words.
-pub(super) fn read_words(device: &Device, buffer: &wgpu::Buffer, submission: wgpu::SubmissionIndex) -> Result<Vec<u32>> {
+pub(super) fn read_words(
+    device: &Device,
+    buffer: &wgpu::Buffer,
+    submission: wgpu::SubmissionIndex,
+) -> Result<Vec<u32>> {
     wait_for_map(device, buffer, wgpu::MapMode::Read, submission)?;
     let view = buffer
         .get_mapped_range(..)
@@ -99,7 +106,10 @@ pub(super) fn wait_for_map(
     let failed = |what: String| Error::new(Kind::DeviceError, what);
     device
         .device
-        .poll(wgpu::PollType::Wait { submission_index: Some(submission), timeout: None })
+        .poll(wgpu::PollType::Wait {
+            submission_index: Some(submission),
+            timeout: None,
+        })
         .map_err(|err| failed(format!("waiting for the device: {err}")))?;
     device.check()?;
     match receiver.try_recv() {

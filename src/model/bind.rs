@@ -10,7 +10,10 @@ use crate::error::{Result, bail};
 /// cannot run, by key or tensor.
 pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
     refuse_unsupported(arch)?;
-    let mut binder = Binder { tensors, used: vec![false; tensors.infos().len()] };
+    let mut binder = Binder {
+        tensors,
+        used: vec![false; tensors.infos().len()],
+    };
     let hidden = arch.hidden_size;
     if !hidden.is_multiple_of(4) {
         bail!(UnsupportedModel, "arch.hidden_size {hidden}: wanted a multiple of 4");
@@ -18,7 +21,10 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
     let norm_add = match arch.norm_style {
         Some(NormStyle::Qwen) => 0.0,
         Some(NormStyle::Gemma) => 1.0,
-        None => bail!(UnsupportedModel, "arch.norm_style is absent, wanted \"qwen\" or \"gemma\""),
+        None => bail!(
+            UnsupportedModel,
+            "arch.norm_style is absent, wanted \"qwen\" or \"gemma\""
+        ),
     };
     let embed = binder.matrix("model.embed_tokens.weight", arch.vocab_size, hidden)?;
     let ropes = vec![rope::global(arch)?];
@@ -27,7 +33,12 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
         layers.push(binder.layer(arch, layer)?);
     }
     let final_norm = binder.vector("model.norm.weight", hidden)?;
-    let tied = Linear { weight: embed, bias: None, rows: arch.vocab_size, cols: hidden };
+    let tied = Linear {
+        weight: embed,
+        bias: None,
+        rows: arch.vocab_size,
+        cols: hidden,
+    };
     let lm_head = match arch.tie_word_embeddings {
         true => tied,
         false => binder.linear("lm_head", arch.vocab_size, hidden)?,
@@ -61,20 +72,35 @@ fn refuse_unsupported(arch: &Arch) -> Result<()> {
     let asks = [
         ("attn_logit_softcapping", arch.attn_logit_softcapping.is_some()),
         ("final_logit_softcapping", arch.final_logit_softcapping.is_some()),
-        ("logit_multiplier", arch.logit_multiplier.is_some_and(|factor| factor != 1.0)),
+        (
+            "logit_multiplier",
+            arch.logit_multiplier.is_some_and(|factor| factor != 1.0),
+        ),
         ("sliding_window", arch.sliding_window.is_some()),
         ("rope_local_base_freq", arch.rope_local_base_freq.is_some()),
-        ("local_partial_rotary_factor", arch.local_partial_rotary_factor.is_some()),
+        (
+            "local_partial_rotary_factor",
+            arch.local_partial_rotary_factor.is_some(),
+        ),
         ("attn_v_norm", arch.attn_v_norm == Some(true)),
         ("qk_norm_after_rope", arch.qk_norm_after_rope == Some(true)),
         ("attention_sink", arch.attention_sink == Some(true)),
         ("num_loops", arch.num_loops != 1),
     ];
     if let Some((key, _)) = asks.iter().find(|(_, asked)| *asked) {
-        bail!(UnsupportedModel, "arch.{key} of {:?} is not supported yet", arch.arch_name);
+        bail!(
+            UnsupportedModel,
+            "arch.{key} of {:?} is not supported yet",
+            arch.arch_name
+        );
     }
     if let Some(layer) = arch.layer_types.iter().position(|&ty| ty != LayerType::FullAttention) {
-        bail!(UnsupportedModel, "layer {layer} of {:?} is {:?}, which is not supported yet", arch.arch_name, arch.layer_types[layer]);
+        bail!(
+            UnsupportedModel,
+            "layer {layer} of {:?} is {:?}, which is not supported yet",
+            arch.arch_name,
+            arch.layer_types[layer]
+        );
     }
     Ok(())
 }
@@ -95,7 +121,10 @@ impl Binder<'_> {
         let Some(id) = self.find(name) else { return Ok(None) };
         let found = &self.tensors.infos()[id].shape;
         if found != wanted {
-            bail!(Parse, "tensor '{name}' has shape {found:?}, the header wants {wanted:?}");
+            bail!(
+                Parse,
+                "tensor '{name}' has shape {found:?}, the header wants {wanted:?}"
+            );
         }
         Ok(Some(id))
     }
@@ -118,7 +147,12 @@ impl Binder<'_> {
     fn linear(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear> {
         let weight = self.matrix(&format!("{name}.weight"), rows, cols)?;
         let bias = self.shaped(&format!("{name}.bias"), &[rows as u64])?;
-        Ok(Linear { weight, bias, rows, cols })
+        Ok(Linear {
+            weight,
+            bias,
+            rows,
+            cols,
+        })
     }
 
     fn layer(&mut self, arch: &Arch, layer: usize) -> Result<Layer> {
@@ -127,12 +161,22 @@ impl Binder<'_> {
             ("mlp.gate.weight", "a mixture of experts"),
             ("linear_attn.in_proj_qkvz.weight", "linear attention"),
             ("linear_attn.in_proj_qkv.weight", "linear attention"),
-            ("pre_feedforward_layernorm.weight", "norms around the feed-forward network"),
-            ("post_feedforward_layernorm.weight", "norms around the feed-forward network"),
+            (
+                "pre_feedforward_layernorm.weight",
+                "norms around the feed-forward network",
+            ),
+            (
+                "post_feedforward_layernorm.weight",
+                "norms around the feed-forward network",
+            ),
             ("self_attn.qkv_proj.weight", "a fused qkv projection"),
         ] {
             if self.tensors.find(&name(marker)).is_some() {
-                bail!(UnsupportedModel, "layer {layer} has {what} (tensor '{}'), which is not supported yet", name(marker));
+                bail!(
+                    UnsupportedModel,
+                    "layer {layer} has {what} (tensor '{}'), which is not supported yet",
+                    name(marker)
+                );
             }
         }
         let of = |per_layer: &Option<Vec<usize>>, all: usize| match per_layer {
@@ -156,7 +200,10 @@ impl Binder<'_> {
             rope: 0,
         };
         if attention.q_norm.is_some() != attention.k_norm.is_some() {
-            bail!(UnsupportedModel, "layer {layer} normalises only one of queries and keys");
+            bail!(
+                UnsupportedModel,
+                "layer {layer} normalises only one of queries and keys"
+            );
         }
         // The directory decides a layer's width: pruned layers differ.
         let gate = name("mlp.gate_proj.weight");

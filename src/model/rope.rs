@@ -13,9 +13,17 @@ pub fn global(arch: &Arch) -> Result<Rope> {
     let mut inv_freq = plain(arch.rope_theta, rot);
     if let Some(factors) = &arch.rope_freq_factors {
         if factors.len() != inv_freq.len() {
-            bail!(Parse, "arch.rope_freq_factors has {} entries, wanted {} rotated pairs", factors.len(), inv_freq.len());
+            bail!(
+                Parse,
+                "arch.rope_freq_factors has {} entries, wanted {} rotated pairs",
+                factors.len(),
+                inv_freq.len()
+            );
         }
-        inv_freq.iter_mut().zip(factors).for_each(|(freq, factor)| *freq /= factor);
+        inv_freq
+            .iter_mut()
+            .zip(factors)
+            .for_each(|(freq, factor)| *freq /= factor);
     }
     let mut factor = 1.0;
     if let Some(yarn) = &arch.yarn {
@@ -32,7 +40,10 @@ pub fn global(arch: &Arch) -> Result<Rope> {
         }
         factor = yarn.attention_factor.unwrap_or(0.1 * yarn.factor.ln() + 1.0);
     }
-    Ok(Rope { inv_freq: inv_freq.iter().map(|&freq| freq as f32).collect(), factor: factor as f32 })
+    Ok(Rope {
+        inv_freq: inv_freq.iter().map(|&freq| freq as f32).collect(),
+        factor: factor as f32,
+    })
 }
 
 fn plain(theta: f64, rot: usize) -> Vec<f64> {

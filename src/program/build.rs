@@ -1,6 +1,8 @@
 //! From a [`Model`] to a [`Plan`]: one walk over the layers writes the decode and the prefill programs.
 
-use super::{ATTENTION_BLOCK, Bind, Buffer, BufferId, Fill, Fixed, Grid, Matrix, MatrixId, Piece, Plan, Program, Run, Segment};
+use super::{
+    ATTENTION_BLOCK, Bind, Buffer, BufferId, Fill, Fixed, Grid, Matrix, MatrixId, Piece, Plan, Program, Run, Segment,
+};
 use super::{Step, Vector, VectorId};
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::{Geometry, Planes};
@@ -27,7 +29,13 @@ pub struct PlanOptions {
 /// Lowers the network. Errors: `UnsupportedTensorType` for weights without kernels, `OutOfMemory` when a buffer exceeds the
 /// largest binding, `UnsupportedModel` for shapes no kernel serves.
 pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Result<Plan> {
-    let mut b = Builder { tensors, options, buffers: Vec::new(), matrices: Vec::new(), vectors: Vec::new() };
+    let mut b = Builder {
+        tensors,
+        options,
+        buffers: Vec::new(),
+        matrices: Vec::new(),
+        vectors: Vec::new(),
+    };
     let widest = |f: &dyn Fn(&crate::model::Layer) -> usize| model.layers.iter().map(f).max().unwrap_or(0);
     let heads = widest(&|layer| layer.attention.heads);
     let qkv = widest(&|layer| (layer.attention.heads + 2 * layer.attention.kv_heads) * model.head_dim);
@@ -63,25 +71,54 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     let positions = options.ctx;
     let mut ropes = Vec::new();
     for (i, rope) in model.ropes.iter().enumerate() {
-        let fill = Fill::Rope { inv_freq: rope.inv_freq.clone(), factor: rope.factor, positions };
-        ropes.push(b.buffer(format!("rope.{i}"), rope.inv_freq.len() as u64 * 8 * u64::from(positions), fill)?);
+        let fill = Fill::Rope {
+            inv_freq: rope.inv_freq.clone(),
+            factor: rope.factor,
+            positions,
+        };
+        ropes.push(b.buffer(
+            format!("rope.{i}"),
+            rope.inv_freq.len() as u64 * 8 * u64::from(positions),
+            fill,
+        )?);
     }
 
     let embed = b.matrix("embed".into(), &[model.embed], false)?;
-    let lm_head = if model.lm_head.weight == model.embed { embed } else { b.matrix("lm_head".into(), &[model.lm_head.weight], false)? };
+    let lm_head = if model.lm_head.weight == model.embed {
+        embed
+    } else {
+        b.matrix("lm_head".into(), &[model.lm_head.weight], false)?
+    };
     let lm_bias = b.biases("lm_head.bias".into(), &[&model.lm_head])?;
     let none = b.vector("none".into(), vec![Piece { tensor: None, len: 32 }], 0.0);
-    let mut walk = Walk { b, model, fixed, ropes, none, decode: Program::default(), prefill: Program::default() };
+    let mut walk = Walk {
+        b,
+        model,
+        fixed,
+        ropes,
+        none,
+        decode: Program::default(),
+        prefill: Program::default(),
+    };
 
-    for (program, scratch, tokens) in [(Mode::Decode, decode, fixed.ctl), (Mode::Prefill, prefill, fixed.tokens)] {
+    for (program, scratch, tokens) in [
+        (Mode::Decode, decode, fixed.ctl),
+        (Mode::Prefill, prefill, fixed.tokens),
+    ] {
         walk.embed(program, embed, &scratch, tokens);
     }
-    let first_norm = walk.norm_vector(0, model.layers.first().map_or(model.final_norm, |layer| layer.attn_norm));
+    let first_norm = walk.norm_vector(
+        0,
+        model.layers.first().map_or(model.final_norm, |layer| layer.attn_norm),
+    );
     walk.prep(Mode::Decode, decode.h, &decode, first_norm);
     let mut norm = first_norm;
     for (i, layer) in model.layers.iter().enumerate() {
         let ffn_norm = walk.vector(format!("layer.{i:02}.ffn.norm"), layer.ffn_norm);
-        let next = model.layers.get(i + 1).map_or(model.final_norm, |layer| layer.attn_norm);
+        let next = model
+            .layers
+            .get(i + 1)
+            .map_or(model.final_norm, |layer| layer.attn_norm);
         let next_norm = walk.norm_vector(i + 1, next);
         walk.attention(i, &layer.attention, &decode, &prefill, norm, ffn_norm)?;
         walk.ffn(i, &layer.ffn, &decode, &prefill, ffn_norm, next_norm)?;
@@ -93,7 +130,10 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
 
     walk.decode.hidden = decode.h;
     walk.prefill.hidden = prefill.h;
-    let mut head = Program { hidden: decode.h, ..Program::default() };
+    let mut head = Program {
+        hidden: decode.h,
+        ..Program::default()
+    };
     std::mem::swap(&mut walk.decode, &mut head);
     // The head program shares the tail of the decode program.
     walk.prep(Mode::Decode, prefill.h, &decode, norm);
@@ -159,7 +199,10 @@ impl Builder<'_> {
         let bytes = bytes.next_multiple_of(128);
         if bytes > self.options.max_binding {
             let limit = self.options.max_binding;
-            bail!(OutOfMemory, "buffer {label} needs {bytes} bytes, the device binds {limit} at once; a smaller --ctx would help");
+            bail!(
+                OutOfMemory,
+                "buffer {label} needs {bytes} bytes, the device binds {limit} at once; a smaller --ctx would help"
+            );
         }
         self.buffers.push(Buffer { label, bytes, fill });
         Ok(self.buffers.len() - 1)
@@ -188,7 +231,13 @@ impl Builder<'_> {
         if siblings.iter().all(|linear| linear.bias.is_none()) {
             return Ok(None);
         }
-        let pieces = siblings.iter().map(|linear| Piece { tensor: linear.bias, len: linear.rows }).collect();
+        let pieces = siblings
+            .iter()
+            .map(|linear| Piece {
+                tensor: linear.bias,
+                len: linear.rows,
+            })
+            .collect();
         Ok(Some(self.vector(label, pieces, 0.0)))
     }
 
@@ -203,9 +252,18 @@ impl Builder<'_> {
         let shapes: Vec<_> = parts.iter().map(|&id| self.tensors.infos()[id].rows_cols()).collect();
         let cols = shapes[0].1;
         let planes = self.planes(parts[0])?;
-        let outputs: usize = if pair { shapes[0].0 } else { shapes.iter().map(|shape| shape.0).sum() };
+        let outputs: usize = if pair {
+            shapes[0].0
+        } else {
+            shapes.iter().map(|shape| shape.0).sum()
+        };
         let stored = |outputs: usize| if pair { outputs * 2 } else { outputs };
-        let geometry = |outputs: usize| Geometry { planes, rows: stored(outputs), cols, parts: parts.len() };
+        let geometry = |outputs: usize| Geometry {
+            planes,
+            rows: stored(outputs),
+            cols,
+            parts: parts.len(),
+        };
         let fits = |outputs: usize| {
             let geometry = geometry(outputs);
             geometry.code_bytes().max(geometry.scale_bytes()) as u64 <= self.options.max_binding
@@ -215,23 +273,37 @@ impl Builder<'_> {
         let (mut low, mut high) = (0, blocks);
         while low < high {
             let middle = (low + high).div_ceil(2);
-            if fits((middle * 32).min(outputs)) { low = middle } else { high = middle - 1 }
+            if fits((middle * 32).min(outputs)) {
+                low = middle
+            } else {
+                high = middle - 1
+            }
         }
         if low == 0 {
-            bail!(OutOfMemory, "32 rows of {label} do not fit into a binding of {} bytes", self.options.max_binding);
+            bail!(
+                OutOfMemory,
+                "32 rows of {label} do not fit into a binding of {} bytes",
+                self.options.max_binding
+            );
         }
         let mut segments = Vec::new();
         for first in (0..outputs).step_by(low * 32) {
             let here = first..(first + low * 32).min(outputs);
             let mut runs = Vec::new();
             if pair {
-                runs.extend((0..2).map(|part| Run { part, rows: here.clone() }));
+                runs.extend((0..2).map(|part| Run {
+                    part,
+                    rows: here.clone(),
+                }));
             } else {
                 let mut begin = 0;
                 for (part, shape) in shapes.iter().enumerate() {
                     let rows = here.start.max(begin)..here.end.min(begin + shape.0);
                     if !rows.is_empty() {
-                        runs.push(Run { part, rows: rows.start - begin..rows.end - begin });
+                        runs.push(Run {
+                            part,
+                            rows: rows.start - begin..rows.end - begin,
+                        });
                     }
                     begin += shape.0;
                 }
@@ -246,9 +318,20 @@ impl Builder<'_> {
             for part in 0..runs[0].part {
                 part_rows[part] = 0;
             }
-            segments.push(Segment { row0: first as u32, runs, geometry: geometry(here.len()), part_rows });
+            segments.push(Segment {
+                row0: first as u32,
+                runs,
+                geometry: geometry(here.len()),
+                part_rows,
+            });
         }
-        self.matrices.push(Matrix { label, parts: parts.to_vec(), planes, cols, segments });
+        self.matrices.push(Matrix {
+            label,
+            parts: parts.to_vec(),
+            planes,
+            cols,
+            segments,
+        });
         Ok(self.matrices.len() - 1)
     }
 }
@@ -265,7 +348,13 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn push(&mut self, mode: Mode, label: String, op: Op, planes: Option<Planes>, bindings: Vec<Bind>, grid: Grid) {
-        let step = Step { label, op, planes, bindings, grid };
+        let step = Step {
+            label,
+            op,
+            planes,
+            bindings,
+            grid,
+        };
         match mode {
             Mode::Decode => self.decode.steps.push(step),
             Mode::Prefill => self.prefill.steps.push(step),
@@ -274,12 +363,26 @@ impl Walk<'_> {
 
     fn vector(&mut self, label: String, tensor: TensorId) -> VectorId {
         let len = self.b.tensors.infos()[tensor].rows_cols().1;
-        self.b.vector(label, vec![Piece { tensor: Some(tensor), len }], self.model.norm_add)
+        self.b.vector(
+            label,
+            vec![Piece {
+                tensor: Some(tensor),
+                len,
+            }],
+            self.model.norm_add,
+        )
     }
 
     fn norm_vector(&mut self, layer: usize, tensor: TensorId) -> VectorId {
         let last = layer == self.model.layers.len();
-        self.vector(if last { "head.norm".into() } else { format!("layer.{layer:02}.attn.norm") }, tensor)
+        self.vector(
+            if last {
+                "head.norm".into()
+            } else {
+                format!("layer.{layer:02}.attn.norm")
+            },
+            tensor,
+        )
     }
 
     fn embed(&mut self, mode: Mode, matrix: MatrixId, scratch: &Scratch, tokens: BufferId) {
@@ -298,7 +401,14 @@ impl Walk<'_> {
                 Bind::Buffer(tokens),
                 Bind::Buffer(scratch.h),
             ];
-            self.push(mode, "embed".into(), op, Some(planes), bindings, Grid::Threads(units * 4, 1));
+            self.push(
+                mode,
+                "embed".into(),
+                op,
+                Some(planes),
+                bindings,
+                Grid::Threads(units * 4, 1),
+            );
         }
     }
 
@@ -315,7 +425,14 @@ impl Walk<'_> {
             Bind::Buffer(scratch.hg),
             Bind::Buffer(scratch.squares),
         ];
-        self.push(mode, "prep".into(), Op::Prep(kernel::Prep { vectors }), None, bindings, Grid::Threads(vectors, 0));
+        self.push(
+            mode,
+            "prep".into(),
+            Op::Prep(kernel::Prep { vectors }),
+            None,
+            bindings,
+            Grid::Threads(vectors, 0),
+        );
     }
 }
 
@@ -337,14 +454,20 @@ impl Walk<'_> {
         let (heads, kv_heads) = (attention.heads as u32, attention.kv_heads as u32);
         let positions = self.b.options.ctx;
         let blocks = positions.div_ceil(ATTENTION_BLOCK);
-        let cache_bytes = (attention.kv_heads * model.head_dim) as u64 * u64::from(positions) * self.b.options.kv.bytes();
+        let cache_bytes =
+            (attention.kv_heads * model.head_dim) as u64 * u64::from(positions) * self.b.options.kv.bytes();
         let k_cache = self.b.buffer(name("k_cache"), cache_bytes, Fill::Zero)?;
         let v_cache = self.b.buffer(name("v_cache"), cache_bytes, Fill::Zero)?;
         let window = attention.window.unwrap_or(0) as u32;
         let y_stride = Self::vectors_of(attention.heads * model.head_dim);
 
         self.norm(prefill.h, prefill.hg, norm, &name("norm"));
-        self.projections(&name("qkv"), &[&attention.q, &attention.k, &attention.v], decode, prefill)?;
+        self.projections(
+            &name("qkv"),
+            &[&attention.q, &attention.k, &attention.v],
+            decode,
+            prefill,
+        )?;
 
         let qk_norm = [attention.q_norm, attention.k_norm];
         let head_norms = match qk_norm {
@@ -376,29 +499,98 @@ impl Walk<'_> {
 
         let (scale, softcap) = (model.attn_scale, 0.0);
         let caches = |scratch: &Scratch, out| {
-            [self.fixed.ctl, scratch.qkv, k_cache, v_cache, out].map(Bind::Buffer).to_vec()
+            [self.fixed.ctl, scratch.qkv, k_cache, v_cache, out]
+                .map(Bind::Buffer)
+                .to_vec()
         };
-        let block = kernel::AttnBlock { heads, kv_heads, head_vectors, positions, blocks, scale, softcap, window };
-        let chunk = kernel::AttnChunk { heads, kv_heads, head_vectors, positions, scale, softcap, window, y_stride };
-        let merge = kernel::AttnMerge { heads, head_vectors, blocks, scale, softcap, window, y_stride };
+        let block = kernel::AttnBlock {
+            heads,
+            kv_heads,
+            head_vectors,
+            positions,
+            blocks,
+            scale,
+            softcap,
+            window,
+        };
+        let chunk = kernel::AttnChunk {
+            heads,
+            kv_heads,
+            head_vectors,
+            positions,
+            scale,
+            softcap,
+            window,
+            y_stride,
+        };
+        let merge = kernel::AttnMerge {
+            heads,
+            head_vectors,
+            blocks,
+            scale,
+            softcap,
+            window,
+            y_stride,
+        };
         let (block_bindings, chunk_bindings) = (caches(decode, decode.part), caches(prefill, prefill.attn));
         let merge_bindings = [self.fixed.ctl, decode.part, decode.attn].map(Bind::Buffer).to_vec();
-        self.push(Mode::Decode, name("block"), Op::AttnBlock(block), None, block_bindings, Grid::Blocks(kv_heads));
-        self.push(Mode::Decode, name("merge"), Op::AttnMerge(merge), None, merge_bindings, Grid::Threads(heads * head_vectors, 1));
-        self.push(Mode::Prefill, name("chunk"), Op::AttnChunk(chunk), None, chunk_bindings, Grid::Groups(heads, 4));
+        self.push(
+            Mode::Decode,
+            name("block"),
+            Op::AttnBlock(block),
+            None,
+            block_bindings,
+            Grid::Blocks(kv_heads),
+        );
+        self.push(
+            Mode::Decode,
+            name("merge"),
+            Op::AttnMerge(merge),
+            None,
+            merge_bindings,
+            Grid::Threads(heads * head_vectors, 1),
+        );
+        self.push(
+            Mode::Prefill,
+            name("chunk"),
+            Op::AttnChunk(chunk),
+            None,
+            chunk_bindings,
+            Grid::Groups(heads, 4),
+        );
 
-        self.residual(&name("o"), &attention.o, decode, prefill, [decode.attn, prefill.attn], next_norm)
+        self.residual(
+            &name("o"),
+            &attention.o,
+            decode,
+            prefill,
+            [decode.attn, prefill.attn],
+            next_norm,
+        )
     }
 
     /// Both modes of h += ffn(norm(h)).
-    fn ffn(&mut self, layer: usize, ffn: &Ffn, decode: &Scratch, prefill: &Scratch, norm: VectorId, next_norm: VectorId) -> Result<()> {
+    fn ffn(
+        &mut self,
+        layer: usize,
+        ffn: &Ffn,
+        decode: &Scratch,
+        prefill: &Scratch,
+        norm: VectorId,
+        next_norm: VectorId,
+    ) -> Result<()> {
         let name = |part: &str| format!("layer.{layer:02}.ffn.{part}");
         self.norm(prefill.h, prefill.hg, norm, &name("norm"));
         if self.b.planes(ffn.gate.weight)? != self.b.planes(ffn.up.weight)? {
-            bail!(UnsupportedModel, "layer {layer}: gate and up projections of different types are not supported yet");
+            bail!(
+                UnsupportedModel,
+                "layer {layer}: gate and up projections of different types are not supported yet"
+            );
         }
         let width = ffn.gate.rows;
-        let matrix = self.b.matrix(name("gate_up"), &[ffn.gate.weight, ffn.up.weight], true)?;
+        let matrix = self
+            .b
+            .matrix(name("gate_up"), &[ffn.gate.weight, ffn.up.weight], true)?;
         let bias_up = width.next_multiple_of(4);
         let bias = match (ffn.gate.bias, ffn.up.bias) {
             (None, None) => None,
@@ -431,9 +623,21 @@ impl Walk<'_> {
                 bias_up: bias_up as u32,
                 gelu,
             });
-            let bindings =
-                vec![weight, Bind::Buffer(decode.hg), Bind::Buffer(decode.squares), bias, Bind::Buffer(decode.act)];
-            self.push(Mode::Decode, name("gate_up"), op, Some(planes), bindings, Grid::Teams(part1.div_ceil(2)));
+            let bindings = vec![
+                weight,
+                Bind::Buffer(decode.hg),
+                Bind::Buffer(decode.squares),
+                bias,
+                Bind::Buffer(decode.act),
+            ];
+            self.push(
+                Mode::Decode,
+                name("gate_up"),
+                op,
+                Some(planes),
+                bindings,
+                Grid::Teams(part1.div_ceil(2)),
+            );
 
             let y_stride = Self::vectors_of(width);
             let op = Op::MatmulGlu(kernel::MatmulGlu {
@@ -454,9 +658,23 @@ impl Walk<'_> {
                 bias,
                 Bind::Buffer(prefill.act),
             ];
-            self.push(Mode::Prefill, name("gate_up"), op, Some(planes), bindings, Grid::Threads(part1.div_ceil(4), 4));
+            self.push(
+                Mode::Prefill,
+                name("gate_up"),
+                op,
+                Some(planes),
+                bindings,
+                Grid::Threads(part1.div_ceil(4), 4),
+            );
         }
-        self.residual(&name("down"), &ffn.down, decode, prefill, [decode.act, prefill.act], next_norm)
+        self.residual(
+            &name("down"),
+            &ffn.down,
+            decode,
+            prefill,
+            [decode.act, prefill.act],
+            next_norm,
+        )
     }
 
     /// Sibling maps of the normalised stream into `qkv`: those with one device layout are stacked.
@@ -474,7 +692,11 @@ impl Walk<'_> {
             let (stacked, others) = rest.split_at(same);
             let parts: Vec<_> = stacked.iter().map(|linear| linear.weight).collect();
             let matrix = self.b.matrix(label.into(), &parts, false)?;
-            let from = Source { matrix, bias, row0: first as u32 };
+            let from = Source {
+                matrix,
+                bias,
+                row0: first as u32,
+            };
             self.matvec(from, decode, decode.qkv, label);
             self.matmul_from(from, prefill.hg, prefill.qkv, (total / 4) as u32, label);
             first += stacked.iter().map(|linear| linear.rows).sum::<usize>();
@@ -506,11 +728,26 @@ impl Walk<'_> {
                 Bind::Vector(from.bias.unwrap_or(self.none)),
                 Bind::Buffer(y),
             ];
-            self.push(Mode::Decode, label.into(), op, Some(planes), bindings, Grid::Teams(rows.div_ceil(4)));
+            self.push(
+                Mode::Decode,
+                label.into(),
+                op,
+                Some(planes),
+                bindings,
+                Grid::Teams(rows.div_ceil(4)),
+            );
         }
     }
 
-    fn matmul(&mut self, matrix: MatrixId, bias: Option<VectorId>, x: BufferId, y: BufferId, outputs: usize, label: &str) {
+    fn matmul(
+        &mut self,
+        matrix: MatrixId,
+        bias: Option<VectorId>,
+        x: BufferId,
+        y: BufferId,
+        outputs: usize,
+        label: &str,
+    ) {
         self.matmul_from(Source { matrix, bias, row0: 0 }, x, y, Self::vectors_of(outputs), label);
     }
 
@@ -534,7 +771,14 @@ impl Walk<'_> {
                 Bind::Vector(from.bias.unwrap_or(self.none)),
                 Bind::Buffer(y),
             ];
-            self.push(Mode::Prefill, label.into(), op, Some(planes), bindings, Grid::Threads(rows.div_ceil(4), 8));
+            self.push(
+                Mode::Prefill,
+                label.into(),
+                op,
+                Some(planes),
+                bindings,
+                Grid::Threads(rows.div_ceil(4), 8),
+            );
         }
     }
 
@@ -557,7 +801,14 @@ impl Walk<'_> {
             let (rows, units) = (segment.geometry.rows as u32, segment.geometry.units() as u32);
             let [_, part1, part2] = segment.part_rows;
             let row0 = segment.row0;
-            let op = Op::MatvecAdd(kernel::MatvecAdd { rows, units, row0, part1, part2, has_bias });
+            let op = Op::MatvecAdd(kernel::MatvecAdd {
+                rows,
+                units,
+                row0,
+                part1,
+                part2,
+                has_bias,
+            });
             let bindings = vec![
                 Bind::Weight(matrix, i),
                 Bind::Buffer(x[0]),
@@ -567,10 +818,25 @@ impl Walk<'_> {
                 Bind::Buffer(decode.hg),
                 Bind::Buffer(decode.squares),
             ];
-            self.push(Mode::Decode, label.into(), op, Some(planes), bindings, Grid::Teams(rows.div_ceil(4)));
+            self.push(
+                Mode::Decode,
+                label.into(),
+                op,
+                Some(planes),
+                bindings,
+                Grid::Teams(rows.div_ceil(4)),
+            );
 
             let y_stride = Self::vectors_of(linear.rows);
-            let op = Op::MatmulAdd(kernel::MatmulAdd { rows, units, row0, part1, part2, y_stride, has_bias });
+            let op = Op::MatmulAdd(kernel::MatmulAdd {
+                rows,
+                units,
+                row0,
+                part1,
+                part2,
+                y_stride,
+                has_bias,
+            });
             let bindings = vec![
                 Bind::Weight(matrix, i),
                 Bind::Buffer(self.fixed.ctl),
@@ -578,7 +844,14 @@ impl Walk<'_> {
                 bias,
                 Bind::Buffer(prefill.h),
             ];
-            self.push(Mode::Prefill, label.into(), op, Some(planes), bindings, Grid::Threads(rows.div_ceil(4), 8));
+            self.push(
+                Mode::Prefill,
+                label.into(),
+                op,
+                Some(planes),
+                bindings,
+                Grid::Threads(rows.div_ceil(4), 8),
+            );
         }
         Ok(())
     }
@@ -589,14 +862,30 @@ impl Walk<'_> {
             inv_cols: 1.0 / self.model.hidden as f32,
             eps: self.model.eps,
         });
-        let bindings = vec![Bind::Buffer(self.fixed.ctl), Bind::Buffer(x), Bind::Vector(norm), Bind::Buffer(y)];
+        let bindings = vec![
+            Bind::Buffer(self.fixed.ctl),
+            Bind::Buffer(x),
+            Bind::Vector(norm),
+            Bind::Buffer(y),
+        ];
         self.push(Mode::Prefill, label.into(), op, None, bindings, Grid::Columns);
     }
 
     /// Logits of one column and the choice of the next token.
     fn head(&mut self, lm_head: MatrixId, bias: Option<VectorId>, scratch: &Scratch, logits: BufferId) {
-        self.matvec(Source { matrix: lm_head, bias, row0: 0 }, scratch, logits, "head");
-        let op = Op::Sample(kernel::Sample { vocab: self.model.vocab as u32 });
+        self.matvec(
+            Source {
+                matrix: lm_head,
+                bias,
+                row0: 0,
+            },
+            scratch,
+            logits,
+            "head",
+        );
+        let op = Op::Sample(kernel::Sample {
+            vocab: self.model.vocab as u32,
+        });
         let bindings = [self.fixed.settings, logits, self.fixed.ctl].map(Bind::Buffer).to_vec();
         self.push(Mode::Decode, "sample".into(), op, None, bindings, Grid::One);
     }

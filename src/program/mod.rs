@@ -43,10 +43,15 @@ impl Fill {
     /// `[cos, sin, cos, sin, ...]` of one position; empty for zeros. The angle is rounded to f32 before its cosine is
     /// taken, as models trained in f32 do.
     pub fn rope_row(&self, position: u32) -> Vec<f32> {
-        let Fill::Rope { inv_freq, factor, .. } = self else { return Vec::new() };
+        let Fill::Rope { inv_freq, factor, .. } = self else {
+            return Vec::new();
+        };
         let pair = |freq: &f32| {
             let angle = f64::from(position as f32 * freq);
-            [(angle.cos() * f64::from(*factor)) as f32, (angle.sin() * f64::from(*factor)) as f32]
+            [
+                (angle.cos() * f64::from(*factor)) as f32,
+                (angle.sin() * f64::from(*factor)) as f32,
+            ]
         };
         inv_freq.iter().flat_map(pair).collect()
     }
@@ -123,7 +128,11 @@ pub struct Vector {
 impl Vector {
     /// Elements with padding.
     pub fn padded_len(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.len).sum::<usize>().next_multiple_of(32)
+        self.pieces
+            .iter()
+            .map(|piece| piece.len)
+            .sum::<usize>()
+            .next_multiple_of(32)
     }
 }
 
@@ -240,7 +249,11 @@ impl Plan {
 
     /// Bytes of all weights on the device.
     pub fn weight_bytes(&self) -> u64 {
-        let matrices = self.matrices.iter().flat_map(|matrix| &matrix.segments).map(|s| s.geometry.data_bytes());
+        let matrices = self
+            .matrices
+            .iter()
+            .flat_map(|matrix| &matrix.segments)
+            .map(|s| s.geometry.data_bytes());
         let vectors = self.vectors.iter().map(|vector| vector.padded_len() as u64 * 4);
         matrices.sum::<u64>() + vectors.sum::<u64>()
     }
