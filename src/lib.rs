@@ -11,6 +11,7 @@ pub mod kernel;
 pub mod model;
 pub mod program;
 pub mod sampling;
+pub mod session;
 pub mod shader;
 
 pub use error::{Error, Kind, Result};

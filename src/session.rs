@@ -1,0 +1,298 @@
+//! A plan being run: positions, the tokens whose keys and values are cached, and runs that are in flight.
+//!
+//! Knows token ids, not text.
+
+use crate::error::{Result, bail};
+use crate::program::{Counters, Ctl, Executor, Extent, Plan, Ticket, Which};
+use crate::sampling::Sampling;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Stops work from another thread: after the chunk or the token that is running.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// A token that is not cancelled.
+    pub fn new() -> Cancel {
+        Cancel::default()
+    }
+
+    /// Asks for the work to stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether someone asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token or stop text.
+    Stop,
+    /// As many tokens as were asked for.
+    Length,
+    /// The context is full.
+    Context,
+    /// Cancelled.
+    Interrupted,
+}
+
+impl Finish {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Context => "context",
+            Finish::Interrupted => "interrupted",
+        }
+    }
+}
+
+/// How an answer is made.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the answer.
+    pub stops: Vec<u32>,
+    /// Most tokens of the answer.
+    pub max_tokens: usize,
+}
+
+/// One conversation on one device.
+pub struct Session {
+    plan: Arc<Plan>,
+    executor: Box<dyn Executor>,
+    /// Tokens whose keys and values are cached, by position.
+    cached: Vec<u32>,
+    /// Columns of the last prefill chunk, while no token has been sampled after it.
+    pending_columns: u32,
+}
+
+impl Session {
+    /// A session with an empty cache.
+    pub fn new(plan: Arc<Plan>, executor: Box<dyn Executor>) -> Session {
+        Session { plan, executor, cached: Vec::new(), pending_columns: 0 }
+    }
+
+    /// The plan it runs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Totals of the executor.
+    pub fn counters(&self) -> Counters {
+        self.executor.counters()
+    }
+
+    /// The executor, for harnesses that look at single steps.
+    pub fn executor(&mut self) -> &mut dyn Executor {
+        self.executor.as_mut()
+    }
+
+    /// Tokens that are cached.
+    pub fn cached(&self) -> &[u32] {
+        &self.cached
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.cached.clear();
+        self.pending_columns = 0;
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            bail!(Usage, "the prompt has no tokens");
+        }
+        if let Some(token) = tokens.iter().find(|&&token| token >= self.plan.vocab) {
+            bail!(Usage, "token {token} is not in the vocabulary of {}", self.plan.vocab);
+        }
+        if tokens.len() > self.plan.ctx as usize {
+            bail!(ContextFull, "the prompt has {} tokens, the context {}; a larger --ctx would help", tokens.len(), self.plan.ctx);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, token: u32, pos: u32, columns: u32) -> Result<()> {
+        let ctl = Ctl { token, pos, columns, ..Ctl::default() };
+        self.executor.write(self.plan.fixed.ctl, bytemuck::cast_slice(&[ctl]))
+    }
+
+    /// Caches a prompt, re-using the tokens it shares with what is cached. Returns how many tokens were run, and whether it
+    /// was cancelled.
+    ///
+    /// Errors: `ContextFull`, `Usage` for unknown tokens, and the executor's.
+    pub fn prefill(&mut self, tokens: &[u32], cancel: &Cancel) -> Result<(usize, ControlFlow<()>)> {
+        self.check(tokens)?;
+        let shared = self.cached.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        // The last token is always run: its hidden state is what the answer begins with.
+        let shared = shared.min(tokens.len() - 1);
+        self.cached.truncate(shared);
+        self.pending_columns = 0;
+        for chunk in tokens[shared..].chunks(self.plan.chunk as usize) {
+            if cancel.is_cancelled() {
+                return Ok((self.cached.len() - shared, ControlFlow::Break(())));
+            }
+            let steps = 0..self.plan.program(Which::Prefill).steps.len();
+            let extent = self.begin_chunk(chunk)?;
+            self.executor.run(Which::Prefill, steps, extent)?;
+            self.end_chunk(chunk);
+        }
+        Ok((tokens.len() - shared, ControlFlow::Continue(())))
+    }
+
+    fn begin_chunk(&mut self, chunk: &[u32]) -> Result<Extent> {
+        let (pos, columns) = (self.cached.len() as u32, chunk.len() as u32);
+        self.executor.write(self.plan.fixed.tokens, chunk)?;
+        self.start(0, pos, columns)?;
+        Ok(Extent { columns, end: pos + columns })
+    }
+
+    fn end_chunk(&mut self, chunk: &[u32]) {
+        self.cached.extend_from_slice(chunk);
+        self.pending_columns = chunk.len() as u32;
+    }
+
+    /// Samples tokens after a prefill until something ends the answer. Each token goes to `emit`, which may end it too.
+    /// The run of the next token is submitted before a token is read.
+    ///
+    /// Errors: `NonFinite` with the position, and the executor's.
+    pub fn generate(
+        &mut self,
+        generation: &Generation,
+        cancel: &Cancel,
+        emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Finish> {
+        if self.pending_columns == 0 {
+            bail!(Usage, "an answer needs a prompt");
+        }
+        let settings = generation.sampling.words(&generation.stops)?;
+        if generation.max_tokens == 0 {
+            return Ok(Finish::Length);
+        }
+        self.executor.write(self.plan.fixed.settings, &settings)?;
+        let start = self.cached.len();
+        let columns = std::mem::take(&mut self.pending_columns);
+        let extent = Extent { columns, end: start as u32 };
+        let mut in_flight = self.executor.submit(Which::Head, extent)?;
+        let mut emitted = 0;
+        loop {
+            // Token number `emitted` is being computed; it will sit at this position.
+            let pos = start + emitted;
+            let more = emitted + 1 < generation.max_tokens && pos < self.plan.ctx as usize && !cancel.is_cancelled();
+            let next: Option<Ticket> = match more {
+                true => Some(self.executor.submit(Which::Decode, Extent { columns: 1, end: pos as u32 + 1 })?),
+                false => None,
+            };
+            let ctl = self.executor.wait(in_flight)?;
+            if ctl.stop == 2 {
+                bail!(NonFinite, "the logits at position {pos} are not finite numbers");
+            }
+            emitted += 1;
+            if next.is_some() {
+                self.cached.push(ctl.sampled);
+            }
+            let ended = match emit(ctl.sampled) {
+                _ if ctl.stop == 1 => Some(Finish::Stop),
+                ControlFlow::Break(()) => Some(Finish::Stop),
+                ControlFlow::Continue(()) if cancel.is_cancelled() => Some(Finish::Interrupted),
+                ControlFlow::Continue(()) if emitted >= generation.max_tokens => Some(Finish::Length),
+                ControlFlow::Continue(()) if next.is_none() => Some(Finish::Context),
+                ControlFlow::Continue(()) => None,
+            };
+            match (ended, next) {
+                (None, Some(next)) => in_flight = next,
+                (ended, next) => {
+                    if let Some(next) = next {
+                        self.executor.wait(next)?;
+                    }
+                    return Ok(ended.unwrap_or(Finish::Context));
+                }
+            }
+        }
+    }
+
+    /// Teacher-forced logits of every token: the first `prefill` of them in prefill runs, the others one by one through the
+    /// decode program. `sink` gets each position's logits and, if asked for, the residual stream after each layer,
+    /// `hidden[layer]`.
+    ///
+    /// Errors: as [`Session::prefill`]; `Usage` when the plan has no such program.
+    pub fn logits(
+        &mut self,
+        tokens: &[u32],
+        prefill: usize,
+        hidden: bool,
+        sink: &mut dyn FnMut(usize, &[f32], &[Vec<f32>]) -> Result<()>,
+    ) -> Result<()> {
+        self.check(tokens)?;
+        self.clear();
+        let (first, rest) = tokens.split_at(prefill.min(tokens.len()));
+        if !first.is_empty() && self.plan.program(Which::PrefillLogits).steps.is_empty() {
+            bail!(Usage, "the plan has no program for the logits of a prompt");
+        }
+        let mut at = 0;
+        for chunk in first.chunks(self.plan.chunk as usize) {
+            let extent = self.begin_chunk(chunk)?;
+            let columns = self.forward(Which::PrefillLogits, extent, hidden)?;
+            self.end_chunk(chunk);
+            for (logits, hidden) in columns {
+                sink(at, &logits, &hidden)?;
+                at += 1;
+            }
+        }
+        let settings = Sampling::greedy().words(&[])?;
+        self.executor.write(self.plan.fixed.settings, &settings)?;
+        for &token in rest {
+            let pos = self.cached.len() as u32;
+            self.start(token, pos, 1)?;
+            let columns = self.forward(Which::Decode, Extent { columns: 1, end: pos + 1 }, hidden)?;
+            self.cached.push(token);
+            for (logits, hidden) in columns {
+                sink(at, &logits, &hidden)?;
+                at += 1;
+            }
+        }
+        self.pending_columns = 0;
+        Ok(())
+    }
+
+    /// Runs a program; logits and layer outputs of every column.
+    #[allow(clippy::type_complexity, reason = "one pair per column, named in the documentation of the only caller")]
+    fn forward(&mut self, which: Which, extent: Extent, hidden: bool) -> Result<Vec<(Vec<f32>, Vec<Vec<f32>>)>> {
+        let plan = self.plan.clone();
+        let program = plan.program(which);
+        let columns = extent.columns as usize;
+        let mut result: Vec<(Vec<f32>, Vec<Vec<f32>>)> = vec![Default::default(); columns];
+        let mut done = 0;
+        if hidden {
+            for &end in &program.layer_ends {
+                self.executor.run(which, done..end, extent)?;
+                done = end;
+                let all = self.columns(program.hidden, plan.hidden as usize, columns)?;
+                result.iter_mut().zip(all).for_each(|(column, values)| column.1.push(values));
+            }
+        }
+        self.executor.run(which, done..program.steps.len(), extent)?;
+        if let Some(buffer) = program.logits {
+            let all = self.columns(buffer, plan.vocab as usize, columns)?;
+            result.iter_mut().zip(all).for_each(|(column, values)| column.0 = values);
+        }
+        Ok(result)
+    }
+
+    /// The first `len` elements of each of the first columns of a buffer whose columns are padded to whole units.
+    fn columns(&mut self, buffer: usize, len: usize, columns: usize) -> Result<Vec<Vec<f32>>> {
+        let stride = len.next_multiple_of(32);
+        let words = self.executor.read(buffer, 0, stride * columns)?;
+        let floats: &[f32] = bytemuck::cast_slice(&words);
+        Ok(floats.chunks_exact(stride).map(|column| column[..len].to_vec()).collect())
+    }
+}
