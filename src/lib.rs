@@ -6,5 +6,6 @@
 pub mod container;
 pub mod dtype;
 pub mod error;
+pub mod text;
 
 pub use error::{Error, Kind, Result};
