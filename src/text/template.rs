@@ -6,6 +6,7 @@
 mod clock;
 mod json;
 mod python;
+mod repr;
 mod scan;
 
 use crate::error::{Error, Kind, Result, bail};
@@ -138,7 +139,8 @@ impl ChatTemplate {
         let now = options.now.unwrap_or_else(SystemTime::now);
         variables.push((
             "strftime_now".into(),
-            JinjaValue::from_function(move |format: &str| {
+            JinjaValue::from_function(move |state: &minijinja::State, format: &str| {
+                state.consume_fuel(format.len() as u64)?;
                 clock::strftime(format, now)
                     .map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {why}")))
             }),
@@ -163,14 +165,19 @@ fn environment() -> Result<Environment<'static>> {
     environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
+    repr::install(&mut environment);
     environment.remove_global("debug");
+    // Not part of the language that templates are written in, and able to grow a value without limit.
+    for filter in ["chain", "zip"] {
+        environment.remove_filter(filter);
+    }
     environment.add_filter("tojson", json::tojson);
     environment.add_test("iterable", python::is_iterable);
     environment.add_test("sequence", python::is_sequence);
     environment.add_function("cycler", minijinja_contrib::globals::cycler);
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
-    environment.add_function("raise_exception", |message: JinjaValue| -> Result<JinjaValue, minijinja::Error> {
-        let raised = Raised(message.to_string());
+    environment.add_function("raise_exception", |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
+        let raised = Raised(repr::text(state, message)?);
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
     });
     Ok(environment)

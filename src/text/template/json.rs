@@ -180,7 +180,7 @@ fn number(value: &Value) -> String {
 }
 
 /// A float as Python's `repr` and `json.dumps` write it.
-fn python_float(value: f64) -> String {
+pub(super) fn python_float(value: f64) -> String {
     if !value.is_finite() {
         return if value.is_nan() { "NaN" } else if value > 0.0 { "Infinity" } else { "-Infinity" }.to_string();
     }

@@ -2,9 +2,13 @@
 //!
 //! Completes the set of `minijinja-contrib` and replaces its methods where their results differ from Python's.
 
+use super::repr;
 use minijinja::value::{Kwargs, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 use minijinja_contrib::pycompat;
+
+/// Most digits of a width or precision in `str.format`.
+const MAX_FORMAT_DIGITS: usize = 4;
 
 /// `value.name(*args)` for methods that the engine does not know.
 pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
@@ -103,6 +107,24 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
         "join" => {
             let (items,): (&Value,) = from_args(args)?;
             Value::from(join(state, text, items)?)
+        }
+        // The engine's version neither limits widths nor pays for the text of containers.
+        "format" => {
+            for arg in args.iter().filter(|arg| arg.as_object().is_some()) {
+                repr::text(state, arg)?;
+            }
+            let digits = |c: char| !c.is_ascii_digit();
+            if let Some(width) = text.split(digits).find(|run| run.len() > MAX_FORMAT_DIGITS) {
+                return Err(invalid(format!("format: a width of {width} is too large")));
+            }
+            if text.match_indices('{').any(|(at, _)| {
+                let field = &text[at + 1..];
+                let field = &field[..field.find('}').unwrap_or(field.len())];
+                field.find(':').is_some_and(|spec| field[spec..].contains('{'))
+            }) {
+                return Err(invalid("format: widths given as arguments are not supported"));
+            }
+            return Ok(None);
         }
         "ljust" | "rjust" | "center" | "zfill" => pad(state, text, name, args)?,
         _ => return Ok(None),
