@@ -13,5 +13,6 @@ pub mod program;
 pub mod sampling;
 pub mod session;
 pub mod shader;
+pub mod text;
 
 pub use error::{Error, Kind, Result};

@@ -1,0 +1,309 @@
+//! Renders a conversation with the model's own chat template, an untrusted program.
+//!
+//! Reproduces the environment that templates are written for (trimmed blocks, Python methods, `tojson`, `strftime_now`,
+//! `raise_exception`, `generation` blocks) and bounds what one rendering may cost. Knows no tokens and no model.
+
+mod clock;
+mod json;
+mod python;
+mod repr;
+mod scan;
+
+use crate::error::{Error, Kind, Result, bail};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value as JinjaValue;
+use minijinja::{AutoEscape, Environment, ErrorKind};
+use serde_json::{Map, Value};
+use std::fmt;
+use std::time::SystemTime;
+
+/// The name under which the engine knows the template.
+const NAME: &str = "chat_template";
+/// Parsing and rendering recurse; a template within the limits of `scan` needs less than this, in bytes.
+const STACK: usize = 256 << 20;
+/// What a rendering may cost: one unit is one instruction or 64 bytes of text.
+const BASE_FUEL: u64 = 250_000;
+const FUEL_PER_MESSAGE: u64 = 1_000;
+/// One unit more for so many bytes of input: each byte may be copied 32 times.
+const INPUT_BYTES_PER_FUEL: u64 = 2;
+/// Deepest nesting of messages, tools and variables.
+const MAX_INPUT_DEPTH: usize = 128;
+/// Variables that the caller does not set by name.
+const RESERVED: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
+/// Marks the end of the final message while it is rendered; a noncharacter, which no text holds. The blank after it
+/// tells whether the template trims.
+const END_MARK: &str = "\u{fdd1} ";
+
+const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
+                      {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// What to render besides the messages.
+#[derive(Clone, Debug, Default)]
+pub struct RenderOptions {
+    /// Ends the prompt with the header of an assistant message.
+    pub add_generation_prompt: bool,
+    /// Ends the prompt inside the last message, which the model then continues.
+    pub continue_final_message: bool,
+    /// Tool descriptions, `tools` in the template; absent is `none`.
+    pub tools: Option<Value>,
+    /// Documents for retrieval, `documents` in the template; absent is `none`.
+    pub documents: Option<Value>,
+    /// `bos_token`, `eos_token` and their like; see [`special_tokens_map`](super::special_tokens_map).
+    pub special_tokens: Map<String, Value>,
+    /// Further variables (`enable_thinking`, ...); they override special tokens.
+    pub kwargs: Map<String, Value>,
+    /// The moment `strftime_now` tells, read as UTC; absent is the system clock.
+    pub now: Option<SystemTime>,
+}
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+}
+
+/// The template's own refusal, told apart from failures of the engine.
+#[derive(Debug)]
+struct Raised(String);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+impl ChatTemplate {
+    /// Compiles `source`.
+    ///
+    /// Errors: `Template` with the line, for syntax errors, tags that load other templates, and sources past the limits.
+    pub fn new(source: &str) -> Result<ChatTemplate> {
+        let source = scan::prepare(source)?;
+        let mut environment = environment()?;
+        let environment = on_large_stack(move || {
+            environment.add_template_owned(NAME, source).map_err(|err| failure(&err))?;
+            Ok(environment)
+        })?;
+        Ok(ChatTemplate { environment })
+    }
+
+    /// The ChatML template, for a model file that has none.
+    pub fn chatml() -> Result<ChatTemplate> {
+        ChatTemplate::new(CHATML)
+    }
+
+    /// The prompt for `messages`, each an object with `role`, `content` and so on.
+    ///
+    /// As the reference implementation does, keys whose value is null are dropped, `reasoning` and `thinking` are copied to
+    /// `reasoning_content`, and tool call arguments given as a string that holds a JSON object become that object.
+    ///
+    /// Errors: `Template` for a refusal of the template (the message is the template's) or a failure in it (with the
+    /// line), `Usage` for messages and options that make no sense.
+    pub fn render(&self, messages: &[Value], options: &RenderOptions) -> Result<String> {
+        if options.continue_final_message && options.add_generation_prompt {
+            bail!(Usage, "continue_final_message and add_generation_prompt exclude each other");
+        }
+        on_large_stack(|| self.render_here(messages, options))
+    }
+
+    fn render_here(&self, messages: &[Value], options: &RenderOptions) -> Result<String> {
+        let mut size = 0;
+        let mut list = Vec::with_capacity(messages.len());
+        let mut final_text = None;
+        for (i, message) in messages.iter().enumerate() {
+            let Value::Object(message) = message else {
+                bail!(Usage, "message {i} is not an object");
+            };
+            let mut message = prepare(message);
+            if options.continue_final_message && i + 1 == messages.len() {
+                final_text = Some(mark_end(&mut message)?);
+            }
+            list.push(convert(&Value::Object(message), 0, &mut size)?);
+        }
+        let mut variables = Vec::new();
+        for (name, value) in options.special_tokens.iter().chain(&options.kwargs) {
+            if RESERVED.contains(&name.as_str()) {
+                bail!(Usage, "'{name}' cannot be set as a template variable");
+            }
+            variables.push((name.clone(), convert(value, 0, &mut size)?));
+        }
+        let mut optional = |value: &Option<Value>| match value {
+            Some(value) => convert(value, 0, &mut size),
+            None => Ok(JinjaValue::from(())),
+        };
+        variables.push(("tools".into(), optional(&options.tools)?));
+        variables.push(("documents".into(), optional(&options.documents)?));
+        variables.push(("messages".into(), JinjaValue::from(list)));
+        variables.push(("add_generation_prompt".into(), JinjaValue::from(options.add_generation_prompt)));
+        let now = options.now.unwrap_or_else(SystemTime::now);
+        variables.push((
+            "strftime_now".into(),
+            JinjaValue::from_function(move |state: &minijinja::State, format: &str| {
+                state.consume_fuel(format.len() as u64)?;
+                clock::strftime(format, now)
+                    .map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {why}")))
+            }),
+        ));
+
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(
+            BASE_FUEL + FUEL_PER_MESSAGE * messages.len() as u64 + size as u64 / INPUT_BYTES_PER_FUEL,
+        ));
+        let template = environment.get_template(NAME).map_err(|err| failure(&err))?;
+        let mut prompt = template.render(JinjaValue::from_pairs(variables)).map_err(|err| failure(&err))?;
+        if let Some(text) = final_text {
+            cut(&mut prompt, &text)?;
+        }
+        Ok(prompt)
+    }
+}
+
+fn environment() -> Result<Environment<'static>> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|err| failure(&err))?;
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(python::method);
+    repr::install(&mut environment);
+    environment.remove_global("debug");
+    // Not part of the language that templates are written in, and able to grow a value without limit.
+    for filter in ["chain", "zip"] {
+        environment.remove_filter(filter);
+    }
+    environment.add_filter("tojson", json::tojson);
+    environment.add_test("iterable", python::is_iterable);
+    environment.add_test("sequence", python::is_sequence);
+    environment.add_function("cycler", minijinja_contrib::globals::cycler);
+    environment.add_function("joiner", minijinja_contrib::globals::joiner);
+    environment.add_function("raise_exception", |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
+        let raised = Raised(repr::text(state, message)?);
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
+    });
+    Ok(environment)
+}
+
+/// Runs `work` where deep, but bounded, recursion cannot overflow the stack.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
+        match thread.spawn_scoped(scope, work) {
+            Ok(handle) => handle
+                .join()
+                .unwrap_or_else(|_| Err(Error::new(Kind::Template, "the template engine failed on this template"))),
+            Err(err) => Err(Error::new(Kind::Io, format!("no thread for the chat template: {err}"))),
+        }
+    })
+}
+
+/// The engine's error in this crate's words.
+fn failure(err: &minijinja::Error) -> Error {
+    let mut source = std::error::Error::source(err);
+    while let Some(cause) = source {
+        if let Some(Raised(message)) = cause.downcast_ref() {
+            return Error::new(Kind::Template, message.clone());
+        }
+        source = cause.source();
+    }
+    let what = match (err.kind(), err.detail()) {
+        (ErrorKind::OutOfFuel, _) => "the template exceeded its budget of work and memory".to_string(),
+        (kind, Some(detail)) => format!("{kind}: {detail}"),
+        (kind, None) => kind.to_string(),
+    };
+    Error::new(Kind::Template, match err.line() {
+        Some(line) => format!("line {line}: {what}"),
+        None => what,
+    })
+}
+
+/// A message as templates expect it.
+fn prepare(message: &Map<String, Value>) -> Map<String, Value> {
+    let mut message: Map<String, Value> =
+        message.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let reasoning = ["reasoning_content", "reasoning", "thinking"].iter().find_map(|key| message.get(*key)).cloned();
+    if let Some(reasoning) = reasoning {
+        for key in ["reasoning_content", "thinking"] {
+            message.entry(key).or_insert_with(|| reasoning.clone());
+        }
+    }
+    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
+        for call in calls {
+            let call = match call.get_mut("function") {
+                Some(function) => function,
+                None => call,
+            };
+            if let Some(arguments) = call.get_mut("arguments")
+                && let Value::String(text) = arguments
+                && let Ok(object @ Value::Object(_)) = serde_json::from_str(text)
+            {
+                *arguments = object;
+            }
+        }
+    }
+    message
+}
+
+/// Appends the end mark to the message's last text and returns that text.
+fn mark_end(message: &mut Map<String, Value>) -> Result<String> {
+    let text = match message.get_mut("content") {
+        Some(Value::String(text)) => Some(text),
+        Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text") {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        }),
+        _ => None,
+    };
+    let Some(text) = text else {
+        bail!(Usage, "continue_final_message: the final message has no text to continue");
+    };
+    let plain = text.clone();
+    text.push_str(END_MARK);
+    Ok(plain)
+}
+
+/// Ends `prompt` where the final message's text ends.
+fn cut(prompt: &mut String, text: &str) -> Result<()> {
+    let mark = END_MARK.trim_end();
+    let Some(at) = prompt.rfind(mark).filter(|_| prompt.contains(text.trim())) else {
+        bail!(Template, "continue_final_message: the template does not show the final message");
+    };
+    let trims = !prompt[at..].starts_with(END_MARK);
+    prompt.truncate(at);
+    if trims {
+        prompt.truncate(prompt.trim_end().len());
+    }
+    Ok(())
+}
+
+/// JSON as a template value; adds its bytes to `size`.
+fn convert(value: &Value, depth: usize, size: &mut usize) -> Result<JinjaValue> {
+    if depth > MAX_INPUT_DEPTH {
+        bail!(Usage, "messages and variables nest at most {MAX_INPUT_DEPTH} levels deep");
+    }
+    *size += 1;
+    Ok(match value {
+        Value::Null => JinjaValue::from(()),
+        Value::Bool(value) => JinjaValue::from(*value),
+        Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(value), ..) => JinjaValue::from(value),
+            (_, Some(value), _) => JinjaValue::from(value),
+            (.., Some(value)) => JinjaValue::from(value),
+            _ => bail!(Usage, "{number} is not a number that templates know"),
+        },
+        Value::String(text) => {
+            *size += text.len();
+            JinjaValue::from(text.as_str())
+        }
+        Value::Array(items) => {
+            JinjaValue::from(items.iter().map(|item| convert(item, depth + 1, size)).collect::<Result<Vec<_>>>()?)
+        }
+        Value::Object(fields) => {
+            let mut pairs = Vec::with_capacity(fields.len());
+            for (key, value) in fields {
+                *size += key.len();
+                pairs.push((key.as_str(), convert(value, depth + 1, size)?));
+            }
+            JinjaValue::from_pairs(pairs)
+        }
+    })
+}
