@@ -99,7 +99,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error of `kind`; control characters in `message` are escaped.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Error { kind, message: escape(message.into()) }
+        Error {
+            kind,
+            message: escape(message.into()),
+        }
     }
 
     /// An operating system failure on `path`.
@@ -109,7 +112,10 @@ impl Error {
 
     /// The same error with `context: ` in front of its message.
     pub fn context(self, context: impl fmt::Display) -> Self {
-        Error { kind: self.kind, message: escape(format!("{context}: {}", self.message)) }
+        Error {
+            kind: self.kind,
+            message: escape(format!("{context}: {}", self.message)),
+        }
     }
 }
 
@@ -123,11 +129,20 @@ impl std::error::Error for Error {}
 
 fn escape(text: String) -> String {
     // U+202A..202E and U+2066..2069 reorder what a terminal shows.
-    let hostile = |c: char| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c);
+    let hostile =
+        |c: char| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c);
     if !text.contains(hostile) {
         return text;
     }
-    text.chars().map(|c| if hostile(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+    text.chars()
+        .map(|c| {
+            if hostile(c) {
+                c.escape_default().to_string()
+            } else {
+                c.to_string()
+            }
+        })
+        .collect()
 }
 
 /// Leaves the enclosing function with an error of the given kind and a formatted message.

@@ -82,7 +82,10 @@ impl Dtype {
 
     /// The type that a `--quant` name stands for.
     pub fn from_quant_name(name: &str) -> Option<Dtype> {
-        TABLE.iter().find(|row| !row.quant.is_empty() && row.quant == name).map(|row| row.dtype)
+        TABLE
+            .iter()
+            .find(|row| !row.quant.is_empty() && row.quant == name)
+            .map(|row| row.dtype)
     }
 
     /// The id in the directory.
@@ -111,7 +114,10 @@ impl Dtype {
     /// Bytes of a tensor of `shape`. Errors: `Parse` when the type does not allow the shape, `Bounds` on overflow.
     pub fn size(self, shape: &[u64]) -> Result<Size> {
         let overflow = || Error::new(Kind::Bounds, format!("element count of shape {shape:?} overflows"));
-        let n = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d)).ok_or_else(overflow)?;
+        let n = shape
+            .iter()
+            .try_fold(1u64, |n, &d| n.checked_mul(d))
+            .ok_or_else(overflow)?;
         if shape.is_empty() || n == 0 {
             bail!(Parse, "{} tensor of shape {shape:?} has no elements", self.name());
         }
@@ -127,11 +133,18 @@ impl Dtype {
             bail!(Parse, "{} needs a matrix, found shape {shape:?}", self.name());
         }
         if self.needs_group_rows() && !cols.is_multiple_of(32) {
-            bail!(Parse, "{} needs rows of whole groups of 32, found {cols} columns", self.name());
+            bail!(
+                Parse,
+                "{} needs rows of whole groups of 32, found {cols} columns",
+                self.name()
+            );
         }
         let groups = cols / 32;
         let sum = |parts: &[Option<u64>]| {
-            parts.iter().try_fold(0u64, |total, part| part.and_then(|p| total.checked_add(p))).ok_or_else(overflow)
+            parts
+                .iter()
+                .try_fold(0u64, |total, part| part.and_then(|p| total.checked_add(p)))
+                .ok_or_else(overflow)
         };
         let per_group = |bytes: u64| out.checked_mul(groups).and_then(|g| g.checked_mul(bytes));
         Ok(match self {
@@ -143,16 +156,21 @@ impl Dtype {
             Dtype::Q4Tiled => Size::Exact(sum(&[per_group(18)])?),
             Dtype::Q1 => Size::Exact(sum(&[per_group(6)])?),
             Dtype::Q4tp => {
-                let codes = groups.checked_mul(5).map(|bits| bits.div_ceil(8)).and_then(|b| b.checked_mul(out));
+                let codes = groups
+                    .checked_mul(5)
+                    .map(|bits| bits.div_ceil(8))
+                    .and_then(|b| b.checked_mul(out));
                 Size::Exact(sum(&[per_group(16), out.checked_mul(4), codes])?)
             }
             Dtype::Q1s => Size::AtLeast(sum(&[per_group(6), Some(4)])?),
             Dtype::Q1t => Size::AtLeast(sum(&[per_group(9), out.checked_add(1).and_then(|r| r.checked_mul(4))])?),
             // The narrowest row has 3 bits a weight: 12 bytes a group.
             Dtype::Vbit => Size::AtLeast(sum(&[Some(out), per_group(14)])?),
-            Dtype::VbitRo => {
-                Size::AtLeast(sum(&[Some(out), per_group(14), out.checked_add(1).and_then(|r| r.checked_mul(4))])?)
-            }
+            Dtype::VbitRo => Size::AtLeast(sum(&[
+                Some(out),
+                per_group(14),
+                out.checked_add(1).and_then(|r| r.checked_mul(4)),
+            ])?),
         })
     }
 

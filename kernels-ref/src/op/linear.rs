@@ -1,0 +1,119 @@
+//! linear: the product of a weight matrix and activations.
+
+use crate::dtype::RowDecoder;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Rows decoded by one thread before it asks for more work.
+const ROWS_PER_TASK: usize = 8;
+
+/// y\[c\]\[r\] = Σ_k w\[rows.start + r\]\[k\] · x\[c\]\[k\].
+///
+/// `weights` decodes rows of `cols` values. `x` is \[n, x_stride\], of which the first `cols` of each column are used; the last
+/// column may end there. `y` is \[n, rows.len()\]. Each weight row is decoded once, whatever `n`.
+pub fn linear(
+    weights: &dyn RowDecoder,
+    rows: Range<usize>,
+    cols: usize,
+    x: &[f32],
+    x_stride: usize,
+    n: usize,
+    y: &mut [f64],
+) {
+    assert_eq!(y.len(), n * rows.len(), "y is [n, rows]");
+    if n == 0 {
+        return;
+    }
+    let columns: Vec<&[f32]> = (0..n).map(|c| &x[c * x_stride..][..cols]).collect();
+    // Rows are what threads share, so the products are collected row by row and turned afterwards.
+    let mut by_row = vec![0.0; y.len()];
+    by_row
+        .par_chunks_mut(n)
+        .enumerate()
+        .with_min_len(ROWS_PER_TASK)
+        .for_each_init(
+            || vec![0.0; cols],
+            |weight, (r, products)| {
+                weights.row(rows.start + r, weight);
+                for (product, column) in products.iter_mut().zip(&columns) {
+                    *product = dot(weight, column);
+                }
+            },
+        );
+    for (c, column) in y.chunks_exact_mut(rows.len().max(1)).enumerate() {
+        for (r, value) in column.iter_mut().enumerate() {
+            *value = by_row[r * n + c];
+        }
+    }
+}
+
+/// Σ a\[k\]·b\[k\]. Products of two f32 are exact in f64.
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    // Independent partial sums: the additions of one would wait for each other.
+    let mut sums = [0.0; 8];
+    let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a.iter().zip(b) {
+        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += f64::from(a) * f64::from(b);
+        }
+    }
+    let tail: f64 = a_tail
+        .iter()
+        .zip(b_tail)
+        .map(|(&a, &b)| f64::from(a) * f64::from(b))
+        .sum();
+    sums.iter().sum::<f64>() + tail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype;
+
+    /// Weight (row, col) is 10·row + col.
+    struct Digits;
+
+    impl RowDecoder for Digits {
+        fn row(&self, row: usize, out: &mut [f32]) {
+            for (col, value) in out.iter_mut().enumerate() {
+                *value = (10 * row + col) as f32;
+            }
+        }
+    }
+
+    #[test]
+    fn a_range_of_rows_times_strided_columns() {
+        // Columns (1, 0, 2) and (0, 1, 0); a stride of 4 leaves one value unused.
+        let x = [1.0, 0.0, 2.0, f32::NAN, 0.0, 1.0, 0.0];
+        let mut y = [f64::NAN; 4];
+        linear(&Digits, 1..3, 3, &x, 4, 2, &mut y);
+        // Row 1 is (10, 11, 12), row 2 is (20, 21, 22).
+        assert_eq!(y, [34.0, 64.0, 11.0, 21.0]);
+    }
+
+    #[test]
+    fn every_length_uses_every_weight() {
+        for cols in 1..40 {
+            let x: Vec<f32> = (0..cols).map(|k| k as f32).collect();
+            let mut y = [0.0];
+            linear(&Digits, 0..1, cols, &x, cols, 1, &mut y);
+            // Σ k² below `cols`.
+            assert_eq!(y[0], ((cols - 1) * cols * (2 * cols - 1) / 6) as f64, "{cols} columns");
+        }
+    }
+
+    #[test]
+    fn products_are_summed_in_f64() {
+        let bytes: Vec<u8> = [1e8f32, 1.0, -1e8].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let weights = dtype::f32::decoder(&bytes, 1, 3).unwrap();
+        let mut y = [0.0];
+        linear(&*weights, 0..1, 3, &[1.0; 3], 3, 1, &mut y);
+        assert_eq!(y[0], 1.0);
+    }
+
+    #[test]
+    fn nothing_to_do_is_fine() {
+        linear(&Digits, 2..2, 3, &[0.0; 3], 3, 1, &mut []);
+        linear(&Digits, 0..2, 3, &[], 3, 0, &mut []);
+    }
+}

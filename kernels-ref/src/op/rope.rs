@@ -1,0 +1,33 @@
+//! rope: rotary position embedding of one head.
+
+/// Rotates the pairs (i, i + rot/2) of `head` by the angles whose cosines and sines are given; rot = 2·cos.len().
+///
+/// `cos` and `sin` have one length, at most half of the head; what lies beyond rot stays.
+pub fn rotate_half(head: &mut [f64], cos: &[f32], sin: &[f32]) {
+    assert_eq!(cos.len(), sin.len(), "one cosine and one sine per pair");
+    let (first, second) = head[..2 * cos.len()].split_at_mut(cos.len());
+    for (((a, b), &cos), &sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        let (cos, sin) = (f64::from(cos), f64::from(sin));
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_half_the_rotated_part_apart() {
+        // A quarter turn of (1, 3), no turn of (2, 4), 5 and 6 are beyond the rotated part.
+        let mut head = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        rotate_half(&mut head, &[0.0, 1.0], &[1.0, 0.0]);
+        assert_eq!(head, [-3.0, 2.0, 1.0, 4.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    fn a_table_may_scale_as_well() {
+        let mut head = [1.0, 2.0];
+        rotate_half(&mut head, &[2.0], &[0.5]);
+        assert_eq!(head, [1.0, 4.5]);
+    }
+}
