@@ -6,5 +6,7 @@
 pub mod container;
 pub mod dtype;
 pub mod error;
+pub mod kernel;
+pub mod shader;
 
 pub use error::{Error, Kind, Result};

@@ -207,3 +207,40 @@ fn the_last_of_two_overlay_entries_counts() {
             .all(|(i, &value)| value == 0.0 || i == 1 || i == 33)
     );
 }
+
+#[test]
+fn a_bit_width_is_refused_even_if_the_length_fits() {
+    for width in 0..=9usize {
+        let payload = [vec![width as u8], vec![0; 2 + 4 * width]].concat();
+        let allowed = matches!(width, 3..=6 | 8);
+        assert_eq!(dtype::vbit::decoder(&payload, 1, 32).is_ok(), allowed, "{width} bits");
+        let offsets = [0u32, 4 * width as u32].map(u32::to_le_bytes).concat();
+        let payload = [vec![width as u8], vec![0; 2], offsets, vec![0; 4 * width]].concat();
+        assert_eq!(
+            dtype::vbit_ro::decoder(&payload, 1, 32).is_ok(),
+            allowed,
+            "{width} bits"
+        );
+    }
+}
+
+#[test]
+fn packed_rows_may_not_overlap() {
+    let payload = |offsets: [u32; 3]| {
+        let table = offsets.map(u32::to_le_bytes).concat();
+        [vec![3; 2], vec![0; 4], table, vec![0; offsets[2] as usize]].concat()
+    };
+    for (offsets, fits) in [
+        ([0, 12, 24], true),
+        ([0, 13, 25], true),
+        ([0, 11, 24], false),
+        ([0, 13, 24], false),
+        ([1, 13, 25], false),
+    ] {
+        assert_eq!(
+            dtype::vbit_ro::decoder(&payload(offsets), 2, 32).is_ok(),
+            fits,
+            "{offsets:?}"
+        );
+    }
+}

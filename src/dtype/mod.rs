@@ -3,6 +3,9 @@
 //! Sizes, names and which types can be written live here; decoding is the reference crate's, encoding is in the files
 //! beside this one. Nothing here knows a model or a device. Source: the format's section 3.1.
 
+pub mod encode;
+pub mod planes;
+
 use crate::error::{Error, Kind, Result, bail};
 use cmf_kernels_ref::dtype as reference;
 

@@ -1,0 +1,57 @@
+// Four rows of weights against one column of activations, in the canonical order. Shared by the matvec family; needs `x`.
+fn load_x(unit: u32) -> X32 {
+    let i = unit * 8u;
+    return X32(x[i], x[i + 1u], x[i + 2u], x[i + 3u], x[i + 4u], x[i + 5u], x[i + 6u], x[i + 7u]);
+}
+
+fn x_sum_if_needed(x: X32) -> f32 {
+    if (NEEDS_SUM) { return x_sum(x); }
+    return 0.0;
+}
+
+// Which of the stacked tensors a row belongs to.
+fn part_of(row: u32) -> u32 { return u32(row >= params.part1) + u32(row >= params.part2); }
+
+// The dot products of four stored rows, without their row scales. Rows x and y share a part, and so do z and w.
+fn dot_rows(thread: u32, rows: vec4<u32>) -> vec4<f32> {
+    let lane = thread % LANES;
+    let r0 = row_open(rows.x);
+    let r1 = row_open(rows.y);
+    let r2 = row_open(rows.z);
+    let r3 = row_open(rows.w);
+    let part = part_of(rows.x);
+    let other_part = part_of(rows.z);
+    var stack: Joined;
+    for (var step = 0u; step < STEPS; step += 1u) {
+        var acc = vec4<f32>(0.0);
+        for (var unit = logical_lane(lane, step); unit < params.units; unit += LOGICAL_LANES) {
+            let raw = load_x(unit);
+            let v = prep_x(part, unit, raw);
+            let sum = x_sum_if_needed(v);
+            var other = v;
+            if (TWO_PARTS) { other = prep_x(other_part, unit, raw); }
+            let dots = vec4<f32>(
+                unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum),
+                unit_dot(r2, unit, other, sum), unit_dot(r3, unit, other, sum),
+            );
+            let unit_scales = vec4<f32>(
+                unit_scale(r0, unit), unit_scale(r1, unit), unit_scale(r2, unit), unit_scale(r3, unit),
+            );
+            acc = fma(unit_scales, dots, acc);
+        }
+        join(&stack, step, acc);
+    }
+    return team_sum(thread, joined(&stack));
+}
+
+fn row_scales(rows: vec4<u32>) -> vec4<f32> {
+    return vec4<f32>(row_scale(rows.x), row_scale(rows.y), row_scale(rows.z), row_scale(rows.w));
+}
+
+// The four rows from `first`; rows past the end repeat the last one.
+fn rows_from(first: u32) -> vec4<u32> {
+    return min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(params.rows - 1u));
+}
+
+// The index of this team's block of rows.
+fn team_block(group: vec3<u32>, thread: u32) -> u32 { return folded(group) * TEAMS + thread / LANES; }

@@ -1,0 +1,37 @@
+// y[c][head] = the blocks of attn_block joined in order: softmax(scores) · v over every visible position.
+// part [columns, heads, blocks, 1 + head vectors]; y [columns, y_stride]. A thread takes 4 elements of a head.
+struct Params {
+    heads: u32,
+    head_vectors: u32,  // vectors of 4 in a head
+    blocks: u32,        // blocks that part holds for a head
+    scale: f32,         // unused here; as in attn_block
+    softcap: f32,       // unused here
+    window: u32,        // positions a query sees, itself included; 0 = all
+    y_stride: u32,      // vectors of 4 from one column of y to the next
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> ctl: Ctl;
+@group(0) @binding(2) var<storage, read> part: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let item = group.x * THREADS + thread;
+    let c = group.y;
+    if (item >= params.heads * params.head_vectors || c >= ctl.columns) { return; }
+    let pos = ctl.pos + c;
+    let head = item / params.head_vectors;
+    let i = item % params.head_vectors;
+    let record = 1u + params.head_vectors;
+    let base = (c * params.heads + head) * params.blocks;
+    var run = Running(MASKED, 0.0);
+    var acc = vec4<f32>(0.0);
+    for (var number = first_block(pos); number <= pos / BLOCK; number += 1u) {
+        let at = (base + number) * record;
+        let head_of_block = part[at];
+        let f = join_factors(run.m, head_of_block.x);
+        run = Running(max(run.m, head_of_block.x), fma(run.l, f.x, head_of_block.y * f.y));
+        acc = fma(acc, vec4<f32>(f.x), part[at + 1u + i] * f.y);
+    }
+    y[c * params.y_stride + item] = acc / run.l;
+}

@@ -1,0 +1,36 @@
+// y[r] = scale * sum_k w[r][k] * x[k] + bias[r], where scale = 1/sqrt(mean(h^2) + eps) for x = h * g.
+// w [rows, 32*units] quantised; x [32*units]; squares [4*square_vectors]; bias, y [rows]. One team computes 4 rows.
+struct Params {
+    rows: u32,            // rows stored in this segment
+    units: u32,           // units of 32 columns in a row
+    row0: u32,            // first row of this segment in y and bias, a multiple of 4
+    part1: u32,           // first row of the second stacked tensor, in this segment
+    part2: u32,           // first row of the third
+    square_vectors: u32,  // vectors of 4 sums of squares; 0 = x is taken as it is
+    inv_cols: f32,        // 1 / number of elements under the norm
+    eps: f32,
+    has_bias: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> scales: array<u32>;
+@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> squares: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read> bias: array<vec4<f32>>;
+@group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>;
+const TWO_PARTS: bool = false;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let first = team_block(group, thread) * 4u;
+    let rows = rows_from(first);
+    var scale = 1.0;
+    if (params.square_vectors != 0u) { scale = norm_scale(thread); }
+    let dots = dot_rows(thread, rows);
+    if (thread % LANES != 0u || first >= params.rows) { return; }
+    let i = (params.row0 + first) >> 2u;
+    var offset = vec4<f32>(0.0);
+    if (params.has_bias != 0u) { offset = bias[i]; }
+    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
+    y[i] = select(vec4<f32>(0.0), fma(dots, row_scales(rows) * scale, offset), all < vec4<u32>(params.rows));
+}

@@ -1,0 +1,36 @@
+// h[r] += sum_k w[r][k] * x[k] + bias[r]; then hg[r] = h[r] * g[r], and squares[r/4] = the sum of h^2 over 4 rows, from
+// which the next matvec takes its norm. w [rows, 32*units] quantised; x [32*units]; the others [rows]. 4 rows a team.
+struct Params {
+    rows: u32,      // rows stored in this segment
+    units: u32,     // units of 32 columns in a row
+    row0: u32,      // first row of this segment in the outputs, a multiple of 4
+    part1: u32,     // first row of the second stacked tensor, in this segment
+    part2: u32,     // first row of the third
+    has_bias: u32,
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> scales: array<u32>;
+@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> bias: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read> g: array<vec4<f32>>;
+@group(0) @binding(6) var<storage, read_write> h: array<vec4<f32>>;
+@group(0) @binding(7) var<storage, read_write> hg: array<vec4<f32>>;
+@group(0) @binding(8) var<storage, read_write> squares: array<f32>;
+const TWO_PARTS: bool = false;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let first = team_block(group, thread) * 4u;
+    let rows = rows_from(first);
+    let dots = dot_rows(thread, rows);
+    if (thread % LANES != 0u || first >= params.rows) { return; }
+    let i = (params.row0 + first) >> 2u;
+    var offset = vec4<f32>(0.0);
+    if (params.has_bias != 0u) { offset = bias[i]; }
+    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
+    let sum = h[i] + select(vec4<f32>(0.0), fma(dots, row_scales(rows), offset), all < vec4<u32>(params.rows));
+    h[i] = sum;
+    hg[i] = sum * g[i];
+    squares[i] = square_sum(sum);
+}

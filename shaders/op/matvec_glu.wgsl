@@ -1,0 +1,44 @@
+// y[r] = act(gate[r]) * up[r], both a scaled matvec of x with bias, as in matvec.wgsl; act is silu or gelu_tanh.
+// w [2*outputs, 32*units] quantised: `outputs` gate rows, then as many up rows. y [outputs]. One team computes 2 outputs.
+struct Params {
+    rows: u32,            // rows stored in this segment, gate and up together
+    units: u32,           // units of 32 columns in a row
+    row0: u32,            // first output of this segment in y
+    part1: u32,           // outputs of this segment: where its up rows begin
+    part2: u32,           // unused third part
+    square_vectors: u32,  // vectors of 4 sums of squares; 0 = x is taken as it is
+    inv_cols: f32,        // 1 / number of elements under the norm
+    eps: f32,
+    has_bias: u32,
+    bias_up: u32,         // where the up biases begin
+    gelu: u32,            // 1 = gelu_tanh, 0 = silu
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> scales: array<u32>;
+@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> squares: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read> bias: array<f32>;
+@group(0) @binding(6) var<storage, read_write> y: array<f32>;
+const TWO_PARTS: bool = true;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let first = team_block(group, thread) * 2u;
+    let second = min(first + 1u, params.part1 - 1u);
+    let gate_rows = min(vec2<u32>(first, second), vec2<u32>(params.part1 - 1u));
+    let rows = vec4<u32>(gate_rows, gate_rows + vec2<u32>(params.part1));
+    var scale = 1.0;
+    if (params.square_vectors != 0u) { scale = norm_scale(thread); }
+    let dots = dot_rows(thread, rows);
+    if (thread % LANES != 0u || first >= params.part1) { return; }
+    let i = params.row0 + first;
+    let j = params.row0 + second;
+    var offset = vec4<f32>(0.0);
+    if (params.has_bias != 0u) {
+        offset = vec4<f32>(bias[i], bias[j], bias[params.bias_up + i], bias[params.bias_up + j]);
+    }
+    let v = fma(dots, row_scales(rows) * scale, offset);
+    y[i] = glu(v.x, v.z);
+    if (second != first) { y[j] = glu(v.y, v.w); }
+}

@@ -1,0 +1,20 @@
+// Makes one column ready for decoding: with h = source[c], hg = h * g and squares[i] = the sum of h^2 over 4 elements.
+// source [columns, vectors]; g, hg, squares [vectors]; c is the last column of this run. A thread takes 4 elements.
+struct Params {
+    vectors: u32,   // vectors of 4 in a column
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> ctl: Ctl;
+@group(0) @binding(2) var<storage, read> source: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> g: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read_write> hg: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read_write> squares: array<f32>;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let i = group.x * THREADS + thread;
+    if (i >= params.vectors) { return; }
+    let v = source[(ctl.columns - 1u) * params.vectors + i];
+    hg[i] = v * g[i];
+    squares[i] = square_sum(v);
+}

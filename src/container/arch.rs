@@ -1,0 +1,508 @@
+//! `arch`: the typed description of the network in the header (section 2 of the format), and its sanity.
+//!
+//! Every key that the format and existing files use is here under its JSON name. Whether the network can be run, and
+//! whether the tensors fit it, is not known here.
+
+use super::json::without_nulls;
+use crate::error::{Error, Kind, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::fmt::Display;
+
+/// Most layers of a stack, and most passes over layers when the stack is looped.
+const MAX_LAYERS: usize = 1 << 16;
+/// Most experts of a layer.
+const MAX_EXPERTS: usize = 1 << 16;
+/// Largest dimension: the directory stores dimensions as u32.
+const MAX_DIM: usize = u32::MAX as usize;
+
+/// Keys without which nothing can be said about the network. They may be zero in [`Arch::default`] only.
+const REQUIRED: [&str; 8] = [
+    "hidden_size",
+    "num_layers",
+    "num_attention_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "layer_types",
+    "rms_norm_eps",
+];
+
+/// What mixes positions in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum LayerType {
+    /// Softmax attention over all earlier positions.
+    FullAttention,
+    /// A recurrence with a fixed-size state.
+    LinearAttention,
+    /// Softmax attention over the last `sliding_window` positions.
+    SlidingAttention,
+}
+
+/// How a norm's weight is applied to the normalised x̂.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NormStyle {
+    /// x̂·w
+    Qwen,
+    /// x̂·(1+w)
+    Gemma,
+}
+
+/// The activation between the projections of an FFN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HiddenAct {
+    /// x·sigmoid(x)
+    Silu,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// YaRN scaling of the rotary frequencies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Yarn {
+    /// By how much the context was stretched.
+    pub factor: f64,
+    /// The context before stretching, in tokens.
+    pub original_max_position_embeddings: usize,
+    /// Rotations over the original context above which a frequency is kept.
+    #[serde(default = "beta_fast")]
+    pub beta_fast: f64,
+    /// Rotations over the original context below which a frequency is divided by `factor`.
+    #[serde(default = "beta_slow")]
+    pub beta_slow: f64,
+    /// Factor of cos and sin; absent: computed from `factor`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_factor: Option<f64>,
+}
+
+fn beta_fast() -> f64 {
+    32.0
+}
+
+fn beta_slow() -> f64 {
+    1.0
+}
+
+/// A head that predicts more than the next token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mtp {
+    /// Blocks of the head; 0 = there is none.
+    pub num_layers: usize,
+    /// The head uses the model's `lm_head`.
+    #[serde(default = "yes")]
+    pub share_lm_head: bool,
+    /// The head uses the model's embedding.
+    #[serde(default = "yes")]
+    pub share_embed: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Mixture-of-experts FFNs. A layer has one when its router is in the directory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Moe {
+    /// Nominal number of experts; a layer has as many as the directory lists.
+    pub num_experts: usize,
+    /// Experts a token takes.
+    pub top_k: usize,
+    /// Width of an expert.
+    pub moe_intermediate_size: usize,
+    /// Whether the weights of the chosen experts are renormalised to sum 1.
+    pub norm_topk_prob: bool,
+    /// Width of the expert that every token takes; absent: there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_expert_intermediate_size: Option<usize>,
+    /// Router scores are a sigmoid each instead of one softmax.
+    #[serde(default)]
+    pub router_sigmoid: bool,
+    /// Factor of the experts' weights.
+    #[serde(default = "unscaled")]
+    pub routed_scaling_factor: f64,
+}
+
+fn unscaled() -> f64 {
+    1.0
+}
+
+/// The network's dimensions and constants. Absent optional keys mean what the format says they mean.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Arch {
+    /// The family's name; for people, never for decisions.
+    pub arch_name: String,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of a dense FFN, the largest where layers differ. 0 only in networks whose FFNs are all mixtures.
+    pub intermediate_size: usize,
+    /// Layers of the stack.
+    pub num_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// One entry a layer.
+    pub layer_types: Vec<LayerType>,
+    /// Added to the mean square in RMS norms.
+    pub rms_norm_eps: f64,
+    /// Required to run, absent in files that are only inspected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub norm_style: Option<NormStyle>,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The output projection is the embedding.
+    pub tie_word_embeddings: bool,
+    /// Share of a head's width that is rotated.
+    pub partial_rotary_factor: f64,
+    /// The context the model was trained for, in tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_position_embeddings: Option<usize>,
+    /// YaRN scaling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub yarn: Option<Yarn>,
+    /// Divisors of the rotary frequencies, one each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_freq_factors: Option<Vec<f64>>,
+    /// Query heads of each layer, where layers differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_heads_per_layer: Option<Vec<usize>>,
+    /// Key and value heads of each layer, where layers differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_heads_per_layer: Option<Vec<usize>>,
+    /// Activation of the FFN; absent: silu.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_act: Option<HiddenAct>,
+    /// Factor of the embedding's output.
+    pub embed_multiplier: f64,
+    /// Attention scores are scaled by 1/√this; absent: by 1/√head_dim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub query_pre_attn_scalar: Option<f64>,
+    /// Positions that a sliding layer sees, itself included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<usize>,
+    /// Every so many layers one is global, the others slide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sliding_window_pattern: Option<usize>,
+    /// Base of the rotary frequencies of sliding layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_local_base_freq: Option<f64>,
+    /// Share of a head's width that sliding layers rotate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_partial_rotary_factor: Option<f64>,
+    /// Logits become cap·tanh(x/cap).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_logit_softcapping: Option<f64>,
+    /// Attention scores become cap·tanh(x/cap).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attn_logit_softcapping: Option<f64>,
+    /// Factor of the logits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logit_multiplier: Option<f64>,
+    /// Values are normalised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attn_v_norm: Option<bool>,
+    /// Query and key norms come after the rotation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qk_norm_after_rope: Option<bool>,
+    /// Attention has a sink; existing files write it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_sink: Option<bool>,
+    /// Taps of the causal convolution of linear-attention layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear_conv_kernel_dim: Option<usize>,
+    /// Key heads of linear-attention layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear_num_key_heads: Option<usize>,
+    /// Value heads of linear-attention layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear_num_value_heads: Option<usize>,
+    /// Width of a key head of linear-attention layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear_key_head_dim: Option<usize>,
+    /// Width of a value head of linear-attention layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear_value_head_dim: Option<usize>,
+    /// The recurrence of linear-attention layers; existing files write it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear_core: Option<Value>,
+    /// How often the stack is applied.
+    pub num_loops: usize,
+    /// The final norm is also applied between passes of the stack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loop_final_norm: Option<bool>,
+    /// The multi-token head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtp: Option<Mtp>,
+    /// The mixture of experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moe: Option<Moe>,
+}
+
+impl Default for Arch {
+    /// The format's defaults; dimensions are zero and layers none.
+    fn default() -> Self {
+        Arch {
+            arch_name: String::new(),
+            hidden_size: 0,
+            intermediate_size: 0,
+            num_layers: 0,
+            num_attention_heads: 0,
+            num_kv_heads: 0,
+            head_dim: 0,
+            vocab_size: 0,
+            layer_types: Vec::new(),
+            rms_norm_eps: 0.0,
+            norm_style: None,
+            rope_theta: 10_000.0,
+            tie_word_embeddings: false,
+            partial_rotary_factor: 1.0,
+            max_position_embeddings: None,
+            yarn: None,
+            rope_freq_factors: None,
+            attention_heads_per_layer: None,
+            kv_heads_per_layer: None,
+            hidden_act: None,
+            embed_multiplier: 1.0,
+            query_pre_attn_scalar: None,
+            sliding_window: None,
+            sliding_window_pattern: None,
+            rope_local_base_freq: None,
+            local_partial_rotary_factor: None,
+            final_logit_softcapping: None,
+            attn_logit_softcapping: None,
+            logit_multiplier: None,
+            attn_v_norm: None,
+            qk_norm_after_rope: None,
+            attention_sink: None,
+            linear_conv_kernel_dim: None,
+            linear_num_key_heads: None,
+            linear_num_value_heads: None,
+            linear_key_head_dim: None,
+            linear_value_head_dim: None,
+            linear_core: None,
+            num_loops: 1,
+            loop_final_norm: None,
+            mtp: None,
+            moe: None,
+        }
+    }
+}
+
+impl Arch {
+    /// The typed form of the header's `arch`, validated. Unknown keys are ignored, `null` means absent.
+    ///
+    /// Errors: `Parse`, naming the key and what it holds.
+    pub fn from_json(arch: &Map<String, Value>) -> Result<Arch> {
+        for key in REQUIRED {
+            if arch.get(key).is_none_or(Value::is_null) {
+                bail!(Parse, "arch.{key} is missing");
+            }
+        }
+        let arch = without_nulls(&Value::Object(arch.clone()));
+        let typed = Arch::deserialize(&arch).map_err(|err| culprit(&arch, &err))?;
+        typed.validate()?;
+        Ok(typed)
+    }
+
+    /// Refuses values that no network has, whatever its tensors. Errors: `Parse`, naming the key and what it holds.
+    pub fn validate(&self) -> Result<()> {
+        self.validate_dimensions()?;
+        self.validate_layers()?;
+        self.validate_constants()?;
+        self.validate_rotation()?;
+        if let Some(moe) = &self.moe {
+            within("moe.num_experts", moe.num_experts, MAX_EXPERTS)?;
+            within("moe.top_k", moe.top_k, moe.num_experts)?;
+            within("moe.moe_intermediate_size", moe.moe_intermediate_size, MAX_DIM)?;
+            optional(
+                moe.shared_expert_intermediate_size,
+                "moe.shared_expert_intermediate_size",
+                |name, v| within(name, v, MAX_DIM),
+            )?;
+            positive("moe.routed_scaling_factor", moe.routed_scaling_factor)?;
+        }
+        if let Some(mtp) = &self.mtp
+            && mtp.num_layers != 0
+        {
+            within("mtp.num_layers", mtp.num_layers, MAX_LAYERS)?;
+        }
+        Ok(())
+    }
+
+    fn validate_dimensions(&self) -> Result<()> {
+        within("hidden_size", self.hidden_size, MAX_DIM)?;
+        if self.moe.is_none() || self.intermediate_size != 0 {
+            within("intermediate_size", self.intermediate_size, MAX_DIM)?;
+        }
+        within("num_attention_heads", self.num_attention_heads, MAX_DIM)?;
+        within("num_kv_heads", self.num_kv_heads, self.num_attention_heads)?;
+        whole(
+            "num_attention_heads",
+            self.num_attention_heads,
+            "num_kv_heads",
+            self.num_kv_heads,
+        )?;
+        within("head_dim", self.head_dim, MAX_DIM)?;
+        if !self.head_dim.is_multiple_of(2) {
+            return wrong("head_dim", self.head_dim, "an even number");
+        }
+        within("vocab_size", self.vocab_size, MAX_DIM)?;
+        let dims = [
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("sliding_window", self.sliding_window),
+            ("sliding_window_pattern", self.sliding_window_pattern),
+            ("linear_conv_kernel_dim", self.linear_conv_kernel_dim),
+            ("linear_num_key_heads", self.linear_num_key_heads),
+            ("linear_num_value_heads", self.linear_num_value_heads),
+            ("linear_key_head_dim", self.linear_key_head_dim),
+            ("linear_value_head_dim", self.linear_value_head_dim),
+        ];
+        for (name, value) in dims {
+            optional(value, name, |name, v| within(name, v, MAX_DIM))?;
+        }
+        if let (Some(keys), Some(values)) = (self.linear_num_key_heads, self.linear_num_value_heads) {
+            whole("linear_num_value_heads", values, "linear_num_key_heads", keys)?;
+        }
+        Ok(())
+    }
+
+    fn validate_layers(&self) -> Result<()> {
+        within("num_layers", self.num_layers, MAX_LAYERS)?;
+        within("num_loops", self.num_loops, MAX_LAYERS / self.num_layers)?;
+        per_layer("layer_types", self.layer_types.len(), self.num_layers)?;
+        for (name, heads) in [
+            ("attention_heads_per_layer", &self.attention_heads_per_layer),
+            ("kv_heads_per_layer", &self.kv_heads_per_layer),
+        ] {
+            let Some(heads) = heads else { continue };
+            per_layer(name, heads.len(), self.num_layers)?;
+            for (layer, &count) in heads.iter().enumerate() {
+                within(format_args!("{name}[{layer}]"), count, MAX_DIM)?;
+            }
+        }
+        for layer in 0..self.num_layers {
+            let of = |per_layer: &Option<Vec<usize>>, all| match per_layer {
+                Some(heads) => heads.get(layer).copied().unwrap_or(all),
+                None => all,
+            };
+            let heads = of(&self.attention_heads_per_layer, self.num_attention_heads);
+            let kv_heads = of(&self.kv_heads_per_layer, self.num_kv_heads);
+            whole(
+                format_args!("heads of layer {layer}"),
+                heads,
+                format_args!("key and value heads of layer {layer}"),
+                kv_heads,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn validate_constants(&self) -> Result<()> {
+        positive("rms_norm_eps", self.rms_norm_eps)?;
+        positive("embed_multiplier", self.embed_multiplier)?;
+        for (name, value) in [
+            ("query_pre_attn_scalar", self.query_pre_attn_scalar),
+            ("final_logit_softcapping", self.final_logit_softcapping),
+            ("attn_logit_softcapping", self.attn_logit_softcapping),
+            ("logit_multiplier", self.logit_multiplier),
+        ] {
+            optional(value, name, positive)?;
+        }
+        Ok(())
+    }
+
+    fn validate_rotation(&self) -> Result<()> {
+        positive("rope_theta", self.rope_theta)?;
+        optional(self.rope_local_base_freq, "rope_local_base_freq", positive)?;
+        share("partial_rotary_factor", self.partial_rotary_factor)?;
+        optional(self.local_partial_rotary_factor, "local_partial_rotary_factor", share)?;
+        for (i, &factor) in self.rope_freq_factors.iter().flatten().enumerate() {
+            positive(format_args!("rope_freq_factors[{i}]"), factor)?;
+        }
+        if let Some(yarn) = &self.yarn {
+            positive("yarn.factor", yarn.factor)?;
+            within(
+                "yarn.original_max_position_embeddings",
+                yarn.original_max_position_embeddings,
+                MAX_DIM,
+            )?;
+            positive("yarn.beta_slow", yarn.beta_slow)?;
+            positive("yarn.beta_fast", yarn.beta_fast)?;
+            if yarn.beta_fast < yarn.beta_slow {
+                return wrong(
+                    "yarn.beta_fast",
+                    yarn.beta_fast,
+                    format_args!("at least beta_slow, {}", yarn.beta_slow),
+                );
+            }
+            optional(yarn.attention_factor, "yarn.attention_factor", positive)?;
+        }
+        Ok(())
+    }
+}
+
+/// The error with the key it is about: serde does not say which member of the object it could not read.
+fn culprit(arch: &Value, err: &serde_json::Error) -> Error {
+    let members = arch.as_object().into_iter().flatten();
+    for (key, value) in members {
+        let alone = Value::Object(Map::from_iter([(key.clone(), value.clone())]));
+        if let Err(err) = Arch::deserialize(&alone) {
+            return Error::new(Kind::Parse, format!("arch.{key}: {err}"));
+        }
+    }
+    Error::new(Kind::Parse, format!("arch: {err}"))
+}
+
+fn wrong<T>(name: impl Display, found: impl Display, wanted: impl Display) -> Result<T> {
+    bail!(Parse, "arch.{name} is {found}, wanted {wanted}")
+}
+
+fn within(name: impl Display, value: usize, most: usize) -> Result<()> {
+    if value == 0 || value > most {
+        return wrong(name, value, format_args!("1 to {most}"));
+    }
+    Ok(())
+}
+
+fn positive(name: impl Display, value: f64) -> Result<()> {
+    // What is finite here must stay so in f32.
+    if !(value > 0.0 && (value as f32).is_finite()) {
+        return wrong(name, value, "a finite number above 0");
+    }
+    Ok(())
+}
+
+fn share(name: impl Display, value: f64) -> Result<()> {
+    if !(0.0..=1.0).contains(&value) {
+        return wrong(name, value, "0 to 1");
+    }
+    Ok(())
+}
+
+fn whole(name: impl Display, value: usize, divisor_name: impl Display, divisor: usize) -> Result<()> {
+    if divisor == 0 || !value.is_multiple_of(divisor) {
+        return wrong(name, value, format_args!("a multiple of {divisor_name}, {divisor}"));
+    }
+    Ok(())
+}
+
+fn per_layer(name: impl Display, found: usize, layers: usize) -> Result<()> {
+    if found != layers {
+        bail!(
+            Parse,
+            "arch.{name} has {found} entries, wanted one for each of {layers} layers"
+        );
+    }
+    Ok(())
+}
+
+fn optional<T>(value: Option<T>, name: &'static str, check: impl Fn(&'static str, T) -> Result<()>) -> Result<()> {
+    value.map_or(Ok(()), |value| check(name, value))
+}

@@ -1,0 +1,621 @@
+//! The catalogue of GPU kernels: one row per file in `shaders/op`, and the parameters each takes.
+//!
+//! Knows weight types, not models or devices. A test holds every row against its WGSL: bindings, parameter offsets and
+//! workgroup size.
+
+use crate::dtype::planes::Planes;
+use bytemuck::{Pod, Zeroable};
+
+/// How a kernel uses a storage binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// `var<storage, read>`
+    Read,
+    /// `var<storage, read_write>`
+    Write,
+}
+
+/// One storage binding: its WGSL name and how it is used.
+pub type Binding = (&'static str, Access);
+
+/// One row of the catalogue.
+pub struct Row {
+    /// The stem of the file in `shaders/op`, and the kernel's name everywhere.
+    pub stem: &'static str,
+    /// The files of `shaders/lib` composed in front of it.
+    pub libs: &'static [&'static str],
+    /// Storage bindings in order, from binding 1 (binding 0 is the parameters). A kernel with weights begins with `codes, scales`.
+    pub bindings: &'static [Binding],
+    /// Threads of a workgroup; `None` for the matvec family, whose team variant decides.
+    pub threads: Option<u32>,
+    /// Whether it is composed with a weight type.
+    pub weights: bool,
+    /// Whether it is composed with a type of the key-value cache.
+    pub kv: bool,
+}
+
+use Access::{Read, Write};
+
+const TEAM_LIBS: &[&str] = &["vector", "weights", "grid", "canon", "norm_scale", "matvec"];
+
+/// A kernel of the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "each is described at the head of its WGSL file")]
+pub enum Kernel {
+    Embed,
+    Prep,
+    Norm,
+    Matvec,
+    MatvecAdd,
+    MatvecGlu,
+    Matmul,
+    MatmulAdd,
+    MatmulGlu,
+    Rope,
+    AttnBlock,
+    AttnMerge,
+    AttnChunk,
+    Sample,
+}
+
+impl Kernel {
+    /// Every kernel.
+    pub const ALL: [Kernel; 14] = [
+        Kernel::Embed,
+        Kernel::Prep,
+        Kernel::Norm,
+        Kernel::Matvec,
+        Kernel::MatvecAdd,
+        Kernel::MatvecGlu,
+        Kernel::Matmul,
+        Kernel::MatmulAdd,
+        Kernel::MatmulGlu,
+        Kernel::Rope,
+        Kernel::AttnBlock,
+        Kernel::AttnMerge,
+        Kernel::AttnChunk,
+        Kernel::Sample,
+    ];
+
+    /// The kernel's row.
+    pub fn row(self) -> &'static Row {
+        match self {
+            Kernel::Embed => &Row {
+                stem: "embed",
+                libs: &["vector", "weights", "ctl"],
+                bindings: &[("codes", Read), ("scales", Read), ("ctl", Read), ("tokens", Read), ("h", Write)],
+                threads: Some(64),
+                weights: true,
+                kv: false,
+            },
+            Kernel::Prep => &Row {
+                stem: "prep",
+                libs: &["vector", "ctl"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("source", Read),
+                    ("g", Read),
+                    ("hg", Write),
+                    ("squares", Write),
+                ],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
+            Kernel::Norm => &Row {
+                stem: "norm",
+                libs: &["vector", "ctl"],
+                bindings: &[("ctl", Read), ("x", Read), ("g", Read), ("y", Write)],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
+            Kernel::Matvec => &Row {
+                stem: "matvec",
+                libs: TEAM_LIBS,
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("x", Read),
+                    ("squares", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatvecAdd => &Row {
+                stem: "matvec_add",
+                libs: &["vector", "weights", "grid", "canon", "matvec"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("x", Read),
+                    ("bias", Read),
+                    ("g", Read),
+                    ("h", Write),
+                    ("hg", Write),
+                    ("squares", Write),
+                ],
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatvecGlu => &Row {
+                stem: "matvec_glu",
+                libs: &["vector", "weights", "grid", "canon", "norm_scale", "matvec", "glu"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("x", Read),
+                    ("squares", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::Matmul => &Row {
+                stem: "matmul",
+                libs: &["vector", "weights", "ctl", "matmul", "matmul_tile"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatmulAdd => &Row {
+                stem: "matmul_add",
+                libs: &["vector", "weights", "ctl", "matmul", "matmul_tile"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("bias", Read),
+                    ("h", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatmulGlu => &Row {
+                stem: "matmul_glu",
+                libs: &["vector", "weights", "ctl", "matmul", "glu"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::Rope => &Row {
+                stem: "rope",
+                libs: &["vector", "ctl"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("table", Read),
+                    ("q_norm", Read),
+                    ("k_norm", Read),
+                    ("qkv", Write),
+                    ("k_cache", Write),
+                    ("v_cache", Write),
+                ],
+                threads: Some(32),
+                weights: false,
+                kv: true,
+            },
+            Kernel::AttnBlock => &Row {
+                stem: "attn_block",
+                libs: &["vector", "ctl", "attention"],
+                bindings: &[("ctl", Read), ("qkv", Read), ("k_cache", Read), ("v_cache", Read), ("part", Write)],
+                threads: Some(64),
+                weights: false,
+                kv: true,
+            },
+            Kernel::AttnMerge => &Row {
+                stem: "attn_merge",
+                libs: &["vector", "ctl", "attention"],
+                bindings: &[("ctl", Read), ("part", Read), ("y", Write)],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
+            Kernel::AttnChunk => &Row {
+                stem: "attn_chunk",
+                libs: &["vector", "ctl", "attention"],
+                bindings: &[("ctl", Read), ("qkv", Read), ("k_cache", Read), ("v_cache", Read), ("y", Write)],
+                threads: Some(64),
+                weights: false,
+                kv: true,
+            },
+            Kernel::Sample => &Row {
+                stem: "sample",
+                libs: &["ctl"],
+                bindings: &[("settings", Read), ("logits", Read), ("ctl", Write)],
+                threads: Some(256),
+                weights: false,
+                kv: false,
+            },
+        }
+    }
+
+    /// The kernel's name.
+    pub fn stem(self) -> &'static str {
+        self.row().stem
+    }
+}
+
+macro_rules! params {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ident),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+            pub struct $name { $($(#[$field_doc])* pub $field: $ty),* }
+        )*
+
+        /// One dispatch's kernel with its parameters, laid out as the WGSL `Params` of the same kernel.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        #[allow(missing_docs, reason = "one variant per kernel")]
+        pub enum Op { $($name($name)),* }
+
+        impl Op {
+            /// Which kernel runs.
+            pub fn kernel(&self) -> Kernel {
+                match self { $(Op::$name(_) => Kernel::$name),* }
+            }
+
+            /// The parameters as the uniform buffer holds them.
+            pub fn bytes(&self) -> &[u8] {
+                match self { $(Op::$name(params) => bytemuck::bytes_of(params)),* }
+            }
+        }
+
+        impl Kernel {
+            /// Names and types of the parameters, in order; each takes 4 bytes.
+            pub fn fields(self) -> &'static [(&'static str, &'static str)] {
+                match self { $(Kernel::$name => &[$((stringify!($field), stringify!($ty))),*]),* }
+            }
+        }
+    };
+}
+
+params! {
+    /// Parameters of `embed`.
+    Embed {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First token of this segment.
+        row0: u32,
+        /// Factor of every embedding.
+        multiplier: f32,
+    }
+    /// Parameters of `prep`.
+    Prep {
+        /// Vectors of 4 in a column.
+        vectors: u32,
+    }
+    /// Parameters of `norm`.
+    Norm {
+        /// Vectors of 4 in a column.
+        vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+    }
+    /// Parameters of `matvec`.
+    Matvec {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 sums of squares; 0 = no norm.
+        square_vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matvec_add`.
+    MatvecAdd {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the outputs.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matvec_glu`.
+    MatvecGlu {
+        /// Rows stored in this segment, gate and up together.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First output of this segment.
+        row0: u32,
+        /// Outputs of this segment.
+        part1: u32,
+        /// Unused third part.
+        part2: u32,
+        /// Vectors of 4 sums of squares; 0 = no norm.
+        square_vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// 1 = add the biases.
+        has_bias: u32,
+        /// Where the up biases begin.
+        bias_up: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
+    /// Parameters of `matmul`.
+    Matmul {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matmul_add`.
+    MatmulAdd {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matmul_glu`.
+    MatmulGlu {
+        /// Rows stored in this segment, gate and up together.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First output of this segment.
+        row0: u32,
+        /// Outputs of this segment.
+        part1: u32,
+        /// Unused third part.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the biases.
+        has_bias: u32,
+        /// Where the up biases begin.
+        bias_up: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
+    /// Parameters of `rope`.
+    Rope {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Vectors of 4 in half of the rotated part.
+        rot_vectors: u32,
+        /// Positions the caches hold.
+        positions: u32,
+        /// Added to the mean of squares of a head.
+        eps: f32,
+        /// 1 = query and key heads are normalised.
+        qk_norm: u32,
+    }
+    /// Parameters of `attn_block`.
+    AttnBlock {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Positions the caches hold.
+        positions: u32,
+        /// Blocks that the parts hold for a head.
+        blocks: u32,
+        /// Factor of every score.
+        scale: f32,
+        /// Soft cap of scores; 0 = none.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+    }
+    /// Parameters of `attn_merge`.
+    AttnMerge {
+        /// Query heads.
+        heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Blocks that the parts hold for a head.
+        blocks: u32,
+        /// As in `attn_block`.
+        scale: f32,
+        /// As in `attn_block`.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+    }
+    /// Parameters of `attn_chunk`.
+    AttnChunk {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Positions the caches hold.
+        positions: u32,
+        /// Factor of every score.
+        scale: f32,
+        /// Soft cap of scores; 0 = none.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+    }
+    /// Parameters of `sample`.
+    Sample {
+        /// Tokens of the vocabulary.
+        vocab: u32,
+    }
+}
+
+/// Element type of the key-value cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kv {
+    /// Two bytes an element.
+    F16,
+    /// Four bytes an element.
+    F32,
+}
+
+impl Kv {
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Kv::F16 => 2,
+            Kv::F32 => 4,
+        }
+    }
+
+    /// The name of the option's value, and of the shader file's suffix.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kv::F16 => "f16",
+            Kv::F32 => "f32",
+        }
+    }
+}
+
+/// How the matvec family's teams of 32 logical lanes are realised; the results are the same to the bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Team {
+    /// Lanes of one subgroup: 4, 8, 16 or 32 of them, exchanging by shuffles.
+    Subgroup {
+        /// Physical lanes of a team.
+        lanes: u32,
+    },
+    /// 32 threads that exchange through workgroup memory.
+    Tree,
+}
+
+impl Team {
+    /// Physical lanes of a team.
+    pub fn lanes(self) -> u32 {
+        match self {
+            Team::Subgroup { lanes } => lanes,
+            Team::Tree => 32,
+        }
+    }
+
+    /// Threads of a workgroup.
+    pub fn threads(self) -> u32 {
+        match self {
+            Team::Subgroup { lanes: 32 } => 128,
+            Team::Subgroup { .. } | Team::Tree => 64,
+        }
+    }
+
+    /// Teams of a workgroup.
+    pub fn teams(self) -> u32 {
+        self.threads() / self.lanes()
+    }
+}
+
+/// Everything that decides the text of one pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Variant {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// The weight planes, for kernels with weights.
+    pub planes: Option<Planes>,
+    /// The cache's type, for kernels that touch it.
+    pub kv: Option<Kv>,
+    /// How teams are realised, for the matvec family.
+    pub team: Option<Team>,
+    /// Whether `unpack2x16float` keeps subnormals on this device.
+    pub half_native: bool,
+}
+
+impl Variant {
+    /// Threads of a workgroup.
+    pub fn threads(&self) -> u32 {
+        match (self.kernel.row().threads, self.team) {
+            (Some(threads), _) => threads,
+            (None, Some(team)) => team.threads(),
+            (None, None) => unreachable!("a kernel of the matvec family has a team"),
+        }
+    }
+
+    /// The variant's name: kernel, planes, cache type, team.
+    pub fn name(&self) -> String {
+        let mut name = self.kernel.stem().to_string();
+        if let Some(planes) = self.planes {
+            name += &format!(".{}", planes.name());
+        }
+        if let Some(kv) = self.kv {
+            name += &format!(".kv_{}", kv.name());
+        }
+        match self.team {
+            Some(Team::Subgroup { lanes }) => name += &format!(".sg{lanes}"),
+            Some(Team::Tree) => name += ".tree",
+            None => {}
+        }
+        if self.half_native { name } else { name + ".exact_half" }
+    }
+}

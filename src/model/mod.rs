@@ -1,0 +1,134 @@
+//! The typed network: dimensions, constants and which tensor plays which part. No bytes, kernels or devices here.
+//!
+//! [`bind`] decides what a layer is made of from the tensors that are present, never from a family's name.
+
+mod bind;
+mod rope;
+
+pub use bind::bind;
+
+use crate::container::TensorId;
+
+/// A linear map `[rows, cols]`, with an optional bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Linear {
+    /// The matrix.
+    pub weight: TensorId,
+    /// The bias, one element a row.
+    pub bias: Option<TensorId>,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+/// Rotary positions: pair `i` of a head turns by `position * inv_freq[i]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Radians a position; as many as there are rotated pairs.
+    pub inv_freq: Vec<f32>,
+    /// Factor of cos and sin (YaRN, LongRoPE).
+    pub factor: f32,
+}
+
+/// The activation between a gated unit's halves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// v / (1 + exp(-v))
+    Silu,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// Softmax attention with grouped heads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Query projection, `[heads * head_dim, hidden]`.
+    pub q: Linear,
+    /// Key projection, `[kv_heads * head_dim, hidden]`.
+    pub k: Linear,
+    /// Value projection.
+    pub v: Linear,
+    /// Output projection, `[hidden, heads * head_dim]`.
+    pub o: Linear,
+    /// RMSNorm weight over query heads.
+    pub q_norm: Option<TensorId>,
+    /// RMSNorm weight over key heads.
+    pub k_norm: Option<TensorId>,
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads.
+    pub kv_heads: usize,
+    /// Positions a query sees, itself included; `None` = all.
+    pub window: Option<usize>,
+    /// Index into [`Model::ropes`].
+    pub rope: usize,
+}
+
+/// A gated feed-forward network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ffn {
+    /// Gate projection, `[width, hidden]`.
+    pub gate: Linear,
+    /// Up projection.
+    pub up: Linear,
+    /// Down projection, `[hidden, width]`.
+    pub down: Linear,
+}
+
+/// One decoder layer: h += attention(norm(h)); h += ffn(norm(h)).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// RMSNorm weight before attention.
+    pub attn_norm: TensorId,
+    /// The mixer.
+    pub attention: Attention,
+    /// RMSNorm weight before the feed-forward network.
+    pub ffn_norm: TensorId,
+    /// The feed-forward network.
+    pub ffn: Ffn,
+}
+
+/// The whole network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// Elements of the residual stream.
+    pub hidden: usize,
+    /// Tokens of the vocabulary: rows of the embedding.
+    pub vocab: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// The embedding table, `[vocab, hidden]`.
+    pub embed: TensorId,
+    /// Factor of embeddings.
+    pub embed_multiplier: f32,
+    /// The layers.
+    pub layers: Vec<Layer>,
+    /// RMSNorm weight before the head.
+    pub final_norm: TensorId,
+    /// The head, `[vocab, hidden]`; the embedding when tied.
+    pub lm_head: Linear,
+    /// Added to norm weights: 1 for norms that multiply by 1 + w.
+    pub norm_add: f32,
+    /// Added to the mean of squares in norms.
+    pub eps: f32,
+    /// Factor of attention scores.
+    pub attn_scale: f32,
+    /// Activation of the feed-forward networks.
+    pub activation: Activation,
+    /// Rotary tables in use.
+    pub ropes: Vec<Rope>,
+    /// Positions the model was trained for.
+    pub max_positions: Option<usize>,
+    /// Tensors that nothing uses.
+    pub unused: Vec<TensorId>,
+}
+
+impl Model {
+    /// Weights of the network: elements of the tensors it uses.
+    pub fn parameters(&self, tensors: &dyn crate::container::Tensors) -> u64 {
+        let infos = tensors.infos().iter().enumerate();
+        let used = infos.filter(|(id, _)| !self.unused.contains(id));
+        used.map(|(_, info)| info.shape.iter().product::<u64>()).sum()
+    }
+}

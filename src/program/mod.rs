@@ -1,0 +1,259 @@
+//! What one run of the network does, as data: steps over named buffers and weights.
+//!
+//! A [`Plan`] is built once from a [`crate::model::Model`] and performed by either executor, the device's or the host's. No
+//! wgpu types here, and nothing that changes from token to token: that lives in the `ctl` buffer, which kernels write.
+
+mod build;
+
+pub use build::{PlanOptions, plan};
+
+use crate::container::TensorId;
+use crate::dtype::planes::{Geometry, Planes};
+use crate::kernel::{Kv, Op};
+use std::ops::Range;
+
+/// Positions of one attention block; a test holds it to `shaders/lib/attention.wgsl`.
+pub const ATTENTION_BLOCK: u32 = 64;
+
+/// Index into [`Plan::buffers`].
+pub type BufferId = usize;
+/// Index into [`Plan::matrices`].
+pub type MatrixId = usize;
+/// Index into [`Plan::vectors`].
+pub type VectorId = usize;
+
+/// What fills a buffer before the first run; everything else starts as zeros.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fill {
+    /// Zeros.
+    Zero,
+    /// `(cos, sin)` of `position * inv_freq[i]`, both times `factor`: `[positions, inv_freq.len()]` pairs of f32.
+    Rope {
+        /// Radians a position, one a pair.
+        inv_freq: Vec<f32>,
+        /// Factor of both (YaRN, LongRoPE).
+        factor: f32,
+        /// How many positions.
+        positions: u32,
+    },
+}
+
+/// A buffer of activations or state.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    /// Its role, as in `decode.qkv` or `layer.07.k`.
+    pub label: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Its first contents.
+    pub fill: Fill,
+}
+
+/// Rows of one tensor within a segment, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Which of the matrix's stacked tensors.
+    pub part: usize,
+    /// Its rows.
+    pub rows: Range<usize>,
+}
+
+/// As much of a matrix as one binding holds.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// First output that its rows compute.
+    pub row0: u32,
+    /// Its rows, in the order they are stored.
+    pub runs: Vec<Run>,
+    /// The sizes of its planes.
+    pub geometry: Geometry,
+    /// For each of up to three parts, the first stored row (`u32::MAX` for a part that comes later or not at all).
+    pub part_rows: [u32; 3],
+}
+
+/// Tensors with one type and width, stacked into one weight.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    /// Its role, as in `layer.07.attn.qkv`.
+    pub label: String,
+    /// The stacked tensors.
+    pub parts: Vec<TensorId>,
+    /// Device layout.
+    pub planes: Planes,
+    /// Columns.
+    pub cols: usize,
+    /// The pieces.
+    pub segments: Vec<Segment>,
+}
+
+/// One piece of a [`Vector`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The tensor, or zeros.
+    pub tensor: Option<TensorId>,
+    /// Elements.
+    pub len: usize,
+}
+
+/// 1-D tensors kept as f32, one after another, padded with zeros to a multiple of 32 elements.
+#[derive(Clone, Debug)]
+pub struct Vector {
+    /// Its role, as in `layer.07.attn.norm`.
+    pub label: String,
+    /// What it holds.
+    pub pieces: Vec<Piece>,
+    /// Added to every element: 1 for norms that multiply by 1 + w.
+    pub add: f32,
+}
+
+impl Vector {
+    /// Elements with padding.
+    pub fn padded_len(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.len).sum::<usize>().next_multiple_of(32)
+    }
+}
+
+/// What a binding of a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bind {
+    /// Both planes of a segment: two bindings, `codes` and `scales`.
+    Weight(MatrixId, usize),
+    /// A vector.
+    Vector(VectorId),
+    /// A buffer.
+    Buffer(BufferId),
+}
+
+/// How many workgroups a step needs; resolved when it is encoded, for that run's columns and positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grid {
+    /// So many teams, folded into rows.
+    Teams(u32),
+    /// So many threads, times the columns of the run divided by so many a workgroup.
+    Threads(u32, u32),
+    /// So many workgroups, times the columns of the run divided by so many a workgroup.
+    Groups(u32, u32),
+    /// One workgroup a column.
+    Columns,
+    /// The run's attention blocks × so many key-value heads × columns.
+    Blocks(u32),
+    /// One workgroup.
+    One,
+}
+
+/// One dispatch.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Its role, as in `layer.07.attn.q`.
+    pub label: String,
+    /// The kernel and its parameters.
+    pub op: Op,
+    /// The type of its weights' planes.
+    pub planes: Option<Planes>,
+    /// Its storage bindings, in the catalogue's order.
+    pub bindings: Vec<Bind>,
+    /// Its extent.
+    pub grid: Grid,
+}
+
+/// A list of steps: one run.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+    /// For each layer, how many steps precede its end: after them the residual stream is the layer's output.
+    pub layer_ends: Vec<usize>,
+    /// The buffer of the residual stream.
+    pub hidden: BufferId,
+    /// The buffer that holds the logits at the end, if the program makes any.
+    pub logits: Option<BufferId>,
+}
+
+/// Which program to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// One token: from `ctl.token` to the next one.
+    Decode,
+    /// A chunk of prompt tokens into the caches.
+    Prefill,
+    /// From the last column of a prefill to the first token.
+    Head,
+    /// A prefill that also makes the logits of every column.
+    PrefillLogits,
+}
+
+/// The buffers every plan has.
+#[derive(Clone, Copy, Debug)]
+pub struct Fixed {
+    /// The control words: see `shaders/lib/ctl.wgsl`.
+    pub ctl: BufferId,
+    /// Sampler settings and tables.
+    pub settings: BufferId,
+    /// Tokens of a prefill chunk.
+    pub tokens: BufferId,
+}
+
+/// Everything a session needs, as data.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Buffers of activations and state.
+    pub buffers: Vec<Buffer>,
+    /// Weights.
+    pub matrices: Vec<Matrix>,
+    /// Norm weights and biases.
+    pub vectors: Vec<Vector>,
+    /// The programs, by [`Which`] order.
+    pub programs: [Program; 4],
+    /// Well-known buffers.
+    pub fixed: Fixed,
+    /// Positions of the context.
+    pub ctx: u32,
+    /// Columns of a prefill chunk.
+    pub chunk: u32,
+    /// Type of the caches.
+    pub kv: Kv,
+    /// Tokens of the vocabulary.
+    pub vocab: u32,
+    /// Elements of the residual stream.
+    pub hidden: u32,
+}
+
+impl Plan {
+    /// One of the programs.
+    pub fn program(&self, which: Which) -> &Program {
+        &self.programs[which as usize]
+    }
+
+    /// Bytes of all weights on the device.
+    pub fn weight_bytes(&self) -> u64 {
+        let matrices = self.matrices.iter().flat_map(|matrix| &matrix.segments).map(|s| s.geometry.data_bytes());
+        let vectors = self.vectors.iter().map(|vector| vector.padded_len() as u64 * 4);
+        matrices.sum::<u64>() + vectors.sum::<u64>()
+    }
+
+    /// Bytes of all buffers on the device.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.buffers.iter().map(|buffer| buffer.bytes).sum()
+    }
+
+    /// Bytes of weights that one run of a program with one column reads: whole matrices, one row of the embedding.
+    pub fn weight_bytes_read(&self, which: Which) -> u64 {
+        let mut bytes = 0;
+        for step in &self.program(which).steps {
+            for bind in &step.bindings {
+                bytes += match *bind {
+                    Bind::Weight(matrix, segment) => {
+                        let geometry = self.matrices[matrix].segments[segment].geometry;
+                        match step.op {
+                            Op::Embed(_) => (geometry.code_row_bytes() + geometry.scale_row_bytes()) as u64,
+                            _ => geometry.data_bytes(),
+                        }
+                    }
+                    Bind::Vector(vector) => self.vectors[vector].padded_len() as u64 * 4,
+                    Bind::Buffer(_) => 0,
+                };
+            }
+        }
+        bytes
+    }
+}

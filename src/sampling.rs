@@ -1,0 +1,228 @@
+//! How the next token is chosen: the settings both samplers read, and the reference of the device's sampler.
+//!
+//! The device and the host follow the same integer arithmetic (described in `shaders/op/sample.wgsl`), so equal logits give
+//! equal tokens. Draws come from a counter-based generator (Philox 2x32-10, Salmon et al. 2011) keyed by seed and position.
+
+use crate::error::{Result, bail};
+
+/// Stop tokens the device can watch for.
+pub const MAX_STOPS: usize = 16;
+/// Words of the settings buffer: 8 of settings, the stop tokens, both tables.
+pub const SETTINGS_WORDS: usize = 8 + MAX_STOPS + 2048;
+
+/// Settings of one answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 = greedy.
+    pub temperature: f32,
+    /// Only so many of the most probable tokens; 0 = all.
+    pub top_k: u32,
+    /// Only the smallest set of most probable tokens with this total probability; 1 = all.
+    pub top_p: f32,
+    /// Only tokens at least this probable relative to the best; 0 = all.
+    pub min_p: f32,
+    /// Key of the random draws.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling { temperature: 0.7, top_k: 40, top_p: 0.95, min_p: 0.0, seed: 0 }
+    }
+}
+
+impl Sampling {
+    /// The most probable token, always.
+    pub fn greedy() -> Self {
+        Sampling { temperature: 0.0, ..Sampling::default() }
+    }
+
+    /// Refuses values that mean nothing. Errors: `Usage`, naming the value.
+    pub fn validate(&self) -> Result<()> {
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            bail!(Usage, "temperature {}: wanted a finite number of at least 0", self.temperature);
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            bail!(Usage, "top-p {}: wanted more than 0 and at most 1", self.top_p);
+        }
+        if !(0.0..=1.0).contains(&self.min_p) {
+            bail!(Usage, "min-p {}: wanted 0 to 1", self.min_p);
+        }
+        Ok(())
+    }
+
+    /// The settings buffer. Errors: `Usage` for invalid values or too many stop tokens.
+    pub fn words(&self, stops: &[u32]) -> Result<Vec<u32>> {
+        self.validate()?;
+        if stops.len() > MAX_STOPS {
+            bail!(Usage, "{} stop tokens, wanted at most {MAX_STOPS}", stops.len());
+        }
+        // A temperature this small draws as greedy does, without dividing by almost nothing.
+        let greedy = self.temperature < 1e-4;
+        let log2_scale = if greedy { 0.0 } else { std::f32::consts::LOG2_E / self.temperature };
+        let top_p = if self.top_p >= 1.0 { 0 } else { ((self.top_p as f64 * 4294967296.0) as u32).max(1) };
+        let mut words = vec![
+            u32::from(greedy),
+            self.top_k,
+            top_p,
+            (self.min_p as f64 * 2147483648.0) as u32,
+            log2_scale.to_bits(),
+            self.seed as u32,
+            (self.seed >> 32) as u32,
+            stops.len() as u32,
+        ];
+        words.extend_from_slice(stops);
+        words.resize(8 + MAX_STOPS, 0);
+        let table = |step: f64| (0..1024).map(move |i| (2147483648.0 * (-i as f64 * step).exp2()).round() as u32);
+        words.extend(table(1.0 / 1024.0));
+        words.extend(table(1.0 / 1048576.0));
+        Ok(words)
+    }
+}
+
+/// What a sampler found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The next token.
+    Token(u32),
+    /// A logit is not a finite number.
+    NonFinite,
+}
+
+/// The reference sampler: `settings` as [`Sampling::words`] made them, `position` that of the token to choose.
+pub fn choose(logits: &[f32], settings: &[u32], position: u32) -> Choice {
+    if logits.iter().any(|logit| !logit.is_finite()) || logits.is_empty() {
+        return Choice::NonFinite;
+    }
+    let mut best = 0;
+    for (i, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] {
+            best = i;
+        }
+    }
+    if settings[0] != 0 {
+        return Choice::Token(best as u32);
+    }
+    let (top_k, top_p, min_mass) = (settings[1] as usize, settings[2], settings[3]);
+    let scale = f32::from_bits(settings[4]);
+    let tables = &settings[8 + MAX_STOPS..];
+    let mass = |logit: f32| -> u32 {
+        let fixed = (((logits[best] - logit) * scale).min(40.0) * 1048576.0) as u32;
+        let product = (u64::from(tables[(fixed >> 10 & 1023) as usize])
+            * u64::from(tables[1024 + (fixed & 1023) as usize]))
+            >> 31;
+        (product as u32).checked_shr(fixed >> 20).unwrap_or(0)
+    };
+    // Most probable first, the lower index first among equals.
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap_or(std::cmp::Ordering::Equal).then(a.cmp(&b)));
+    if top_k != 0 {
+        order.truncate(top_k);
+    }
+    let total = |order: &[usize]| {
+        order.iter().map(|&i| mass(logits[i])).filter(|&m| m >= min_mass).map(u64::from).sum::<u64>()
+    };
+    let scaled = |total: u64, fraction: u32| ((u128::from(total) * u128::from(fraction)) >> 32) as u64;
+    if top_p != 0 {
+        let wanted = scaled(total(&order), top_p).max(1);
+        let mut reached = 0;
+        let mut keep = 0;
+        while keep < order.len() && reached < wanted {
+            reached += u64::from(mass(logits[order[keep]]));
+            keep += 1;
+        }
+        order.truncate(keep);
+    }
+    order.sort_unstable();
+    let target = scaled(total(&order), random_bits(settings[5], settings[6], position));
+    let mut sum = 0;
+    for &i in &order {
+        let m = mass(logits[i]);
+        if m < min_mass {
+            continue;
+        }
+        sum += u64::from(m);
+        if target < sum {
+            return Choice::Token(i as u32);
+        }
+    }
+    Choice::Token(best as u32)
+}
+
+/// Philox 2x32-10 of counter (position, seed_high) and key seed_low: its first word.
+fn random_bits(seed_low: u32, seed_high: u32, position: u32) -> u32 {
+    let (mut a, mut b, mut key) = (position, seed_high, seed_low);
+    for _ in 0..10 {
+        let product = u64::from(a) * 0xD256_D193;
+        (a, b) = ((product >> 32) as u32 ^ key ^ b, product as u32);
+        key = key.wrapping_add(0x9E37_79B9);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn philox_matches_the_published_vectors() {
+        // Random123's known answers for philox2x32 with 10 rounds: counter, key -> first word.
+        assert_eq!(random_bits(0, 0, 0), 0xff1dae59);
+        assert_eq!(random_bits(u32::MAX, u32::MAX, u32::MAX), 0x2c3f628b);
+        assert_eq!(random_bits(0x13198a2e, 0x85a308d3, 0x243f6a88), 0xdd7ce038);
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        let logits = [1.0f32, 2.0, 0.0, -1.0];
+        let settings = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 }.words(&[]).unwrap();
+        let n = 40_000;
+        let mut counts = [0f64; 4];
+        for position in 0..n {
+            match choose(&logits, &settings, position) {
+                Choice::Token(token) => counts[token as usize] += 1.0,
+                Choice::NonFinite => unreachable!(),
+            }
+        }
+        let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+        let chi2: f64 = logits
+            .iter()
+            .zip(counts)
+            .map(|(&l, count)| {
+                let wanted = f64::from(l).exp() / sum * f64::from(n);
+                (count - wanted).powi(2) / wanted
+            })
+            .sum();
+        // The 99.9 % quantile for 3 degrees of freedom.
+        assert!(chi2 < 16.27, "{chi2}");
+    }
+
+    #[test]
+    fn cuts_keep_what_they_say() {
+        let logits = [3.0f32, 2.0, 2.0, 1.0, -5.0];
+        let drawn = |sampling: Sampling| {
+            let settings = sampling.words(&[]).unwrap();
+            let tokens = (0..2000).map(|position| match choose(&logits, &settings, position) {
+                Choice::Token(token) => token,
+                Choice::NonFinite => unreachable!(),
+            });
+            tokens.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+        };
+        let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1 };
+        assert_eq!(drawn(Sampling { top_k: 2, ..all.clone() }), [0, 1]);
+        // Probabilities 0.535, 0.197, 0.197, 0.072, 0.0002: the first two reach 0.7.
+        assert_eq!(drawn(Sampling { top_p: 0.7, ..all.clone() }), [0, 1]);
+        assert_eq!(drawn(Sampling { min_p: 0.3, ..all.clone() }), [0, 1, 2]);
+        assert_eq!(drawn(Sampling { temperature: 0.0, ..all.clone() }), [0]);
+        assert!(drawn(all).len() >= 4);
+    }
+
+    #[test]
+    fn non_finite_logits_are_not_a_token() {
+        let settings = Sampling::greedy().words(&[]).unwrap();
+        assert_eq!(choose(&[0.0, f32::NAN], &settings, 0), Choice::NonFinite);
+        assert_eq!(choose(&[0.0, f32::INFINITY], &settings, 0), Choice::NonFinite);
+        assert_eq!(choose(&[1.0, 3.0, 3.0], &settings, 0), Choice::Token(1));
+        assert!(Sampling { top_p: f32::NAN, ..Sampling::default() }.words(&[]).is_err());
+    }
+}

@@ -1,0 +1,103 @@
+//! Files of another writer open, verify and list exactly what their manifest says.
+
+use super::fixture;
+use cmf_gpu::Kind;
+use cmf_gpu::container::{Container, TensorInfo, Tensors};
+use serde_json::{Value, json};
+use std::path::Path;
+
+fn tensor(info: &TensorInfo) -> Value {
+    json!({
+        "name": info.name, "dtype": info.dtype.name(), "shape": info.shape,
+        "offset": info.offset, "nbytes": info.nbytes, "hash": format!("{:016x}", info.hash)
+    })
+}
+
+/// What the manifest says about a model, held against the file.
+fn check(dir: &Path, entry: &Value) {
+    let name = entry["name"].as_str().unwrap();
+    let path = dir.join(entry["file"].as_str().unwrap());
+    match entry["expect"].as_str().unwrap() {
+        "open_fails" => {
+            assert!(Container::open(&path).is_err(), "{name} opens");
+        }
+        "verify_fails" => {
+            let report = Container::open(&path).expect(name).verify(&mut |_, _| ());
+            assert!(!report.ok(), "{name} verifies");
+        }
+        expect => {
+            let container = Container::open(&path).expect(name);
+            let report = container.verify(&mut |_, _| ());
+            assert!(report.ok(), "{name}: {:?}", report.failures);
+            assert_eq!(container.is_skill_file(), expect == "skillfile", "{name}");
+            let mut wanted = entry["tensors"].as_array().unwrap().clone();
+            for sibling in entry["siblings"].as_array().into_iter().flatten() {
+                let tensors = &entry["sibling_tensors"][sibling.as_str().unwrap()];
+                wanted.extend(tensors.as_array().unwrap().iter().cloned());
+            }
+            let found: Vec<Value> = container.infos().iter().map(tensor).collect();
+            assert_eq!(found, wanted, "{name}");
+            let sections = &entry["envelope"]["sections"];
+            let len = |section: Option<&[u8]>| section.map_or(0, <[u8]>::len) as u64;
+            assert_eq!(
+                len(container.tokenizer_json()),
+                sections["vocab"][1].as_u64().unwrap(),
+                "{name}"
+            );
+            assert_eq!(
+                len(container.masks_section()),
+                sections["masks"][1].as_u64().unwrap(),
+                "{name}"
+            );
+            assert_eq!(
+                len(container.index_section()),
+                sections["index"][1].as_u64().unwrap(),
+                "{name}"
+            );
+        }
+    }
+}
+
+fn manifest(dir: &Path) -> Vec<Value> {
+    let manifest: Value = serde_json::from_slice(&std::fs::read(dir.join("manifest.json")).unwrap()).unwrap();
+    manifest["files"].as_array().unwrap().clone()
+}
+
+#[test]
+fn files_of_another_writer() {
+    let dir = fixture("interop");
+    let files = manifest(&dir);
+    assert_eq!(files.len(), 6);
+    files.iter().for_each(|entry| check(&dir, entry));
+}
+
+#[test]
+fn each_flipped_bit_is_noticed() {
+    let file = std::fs::read(fixture("interop/qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("flipped.cmf");
+    let at = |word: usize| u64::from_le_bytes(file[word..word + 8].try_into().unwrap()) as usize;
+    // Header, directory, and the payloads, sampled; padding and the envelope have no checksum.
+    let tensors = Container::open(&fixture("interop/qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
+    let payloads = tensors.infos().iter().flat_map(|info| {
+        let start = at(0x30) + info.offset as usize;
+        (start..start + info.nbytes as usize).step_by(97)
+    });
+    let places = (at(0x10)..at(0x10) + at(0x18))
+        .step_by(7)
+        .chain(at(0x20)..at(0x20) + at(0x28))
+        .chain(payloads);
+    let mut tried = 0;
+    for place in places {
+        let mut flipped = file.clone();
+        flipped[place] ^= 1 << (place % 8);
+        std::fs::write(&path, flipped).unwrap();
+        let noticed = match Container::open(&path) {
+            Err(err) => err.kind != Kind::Io,
+            Ok(container) => !container.verify(&mut |_, _| ()).ok(),
+        };
+        assert!(noticed, "bit {} of byte {place:#x}", place % 8);
+        tried += 1;
+    }
+    assert!(tried > 400, "{tried}");
+}

@@ -1,0 +1,38 @@
+//! The container from outside: what is refused, what is read, what is written.
+
+mod interop;
+mod lazy;
+mod malformed;
+mod malformed_header;
+mod raw;
+mod read;
+mod shards;
+mod write;
+
+use cmf_gpu::Error;
+use cmf_gpu::container::Container;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// `bytes` as a file in a directory of its own.
+fn on_disk(bytes: &[u8]) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.cmf");
+    std::fs::write(&path, bytes).unwrap();
+    (dir, path)
+}
+
+/// The error of opening `bytes`, or what was wrong about it.
+fn refusal(bytes: &[u8]) -> Result<Error, String> {
+    let (_dir, path) = on_disk(bytes);
+    match Container::open(&path) {
+        Err(err) => Ok(err),
+        Ok(_) => Err("was opened".into()),
+    }
+}
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
