@@ -20,7 +20,7 @@ use rayon::prelude::*;
 const GROUP: usize = 32;
 
 /// Weights a thread holds at a time, unless one row has more.
-const BLOCK: usize = 1 << 19;
+const BLOCK: usize = 1 << 18;
 
 /// Tensors with fewer elements than this are f16, as every vector is.
 const SMALL: u64 = 32;

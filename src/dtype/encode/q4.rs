@@ -101,45 +101,54 @@ fn nonzero_half(x: f32) -> f16 {
     }
 }
 
-/// The nearest level of each weight, −8..=7. A scale of 0 gives level 0.
-fn levels(group: &Group, scale: f32) -> Group {
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    group.map(|value| round((value * inverse).clamp(-8.0, 7.0)))
+/// The nearest level of a weight, −8..=7, given 1/scale.
+fn level(value: f32, inverse: f32) -> f32 {
+    round((value * inverse).clamp(-8.0, 7.0))
+}
+
+/// 1/scale. A scale of 0 gives 0, and thereby level 0 to every weight.
+fn inverse(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
 /// Σ (weight − level·scale)².
 pub fn squared_error(group: &Group, scale: f32) -> f32 {
-    let levels = levels(group, scale);
-    sum(|i| {
-        let error = group[i] - levels[i] * scale;
-        error * error
-    })
+    let inverse = inverse(scale);
+    let [sum] = sums(group, |value| {
+        let error = value - level(value, inverse) * scale;
+        [error * error]
+    });
+    sum
 }
 
 /// The scale that would fit best if every weight kept the level that `scale` gives it.
 fn least_squares(group: &Group, scale: f32) -> f32 {
-    let levels = levels(group, scale);
-    let square = sum(|i| levels[i] * levels[i]);
-    if square == 0.0 {
-        scale
-    } else {
-        sum(|i| group[i] * levels[i]) / square
-    }
+    let inverse = inverse(scale);
+    let [product, square] = sums(group, |value| {
+        let level = level(value, inverse);
+        [value * level, level * level]
+    });
+    if square == 0.0 { scale } else { product / square }
 }
 
-/// Σ term(i) over a group. Eight partial sums, which the compiler may keep in one register.
-fn sum(term: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0; 8];
-    for start in (0..GROUP).step_by(lanes.len()) {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += term(start + lane);
+/// The sums of both terms over a group. Eight partial sums each, so that the compiler may add eight weights at once.
+fn sums<const TERMS: usize>(group: &Group, terms: impl Fn(f32) -> [f32; TERMS]) -> [f32; TERMS] {
+    const LANES: usize = 8;
+    let mut sums = [[0.0; LANES]; TERMS];
+    for eight in group.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            let terms = terms(eight[lane]);
+            for (sum, term) in sums.iter_mut().zip(terms) {
+                sum[lane] += term;
+            }
         }
     }
-    lanes.iter().sum()
+    sums.map(|lanes| lanes.iter().sum())
 }
 
 /// The 16 bytes of codes: element 2k in the low nibble of byte k, element 2k+1 in the high one.
 pub fn pack(group: &Group, scale: f32) -> [u8; GROUP / 2] {
-    let codes = levels(group, scale).map(|level| (level + 8.0) as u8);
+    let inverse = inverse(scale);
+    let codes = group.map(|value| (level(value, inverse) + 8.0) as u8);
     std::array::from_fn(|k| codes[2 * k] | codes[2 * k + 1] << 4)
 }

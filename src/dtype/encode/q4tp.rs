@@ -5,83 +5,101 @@ use super::{GROUP, Source, absmax};
 use crate::error::{Kind, Result};
 use half::f16;
 
-/// Rungs above the first.
+/// Rungs of a ladder.
+const RUNGS: usize = 32;
+
+/// The last rung.
 const TOP_RUNG: f32 = 31.0;
 
 /// How many octaves a ladder may span. Groups further below the row's largest take the lowest rung; what that costs them is
 /// nothing beside the rounding of the largest, whereas a longer ladder would be too coarse for all.
 const MAX_SPAN: f32 = 12.0;
 
-/// Weights from 2^60 on are refused, and scales below 2^−60 not used: squared errors stay inside of f32.
-const MAX_LOG: f32 = 60.0;
+/// How many octaves below the smallest scale that avoids clipping a ladder may start: a group may lose less if its largest
+/// weight is clipped, and in a row of few groups there is no lower rung unless the ladder makes one.
+const DROPS: [f32; 2] = [0.0, 0.3];
 
-/// The octaves below and above the scale that just avoids clipping in which the best rung is looked for.
+/// The octaves below and above the scale that just avoids clipping in which a group's rung is looked for.
 const SEARCH: (f32, f32) = (0.6, 0.2);
+
+/// Weights from 2^60 on are refused, and scales below 2^−60 not asked for: squared errors stay inside of f32.
+const MAX_LOG: f32 = 60.0;
 
 /// `[nibbles rows·groups·16][rows × (f16 lo, f16 step)][rows × ⌈groups·5/8⌉ bytes of 5-bit rungs, LSB first]`.
 pub fn q4tp(source: &Source, payload: &mut [u8]) -> Result<()> {
     let groups = source.cols / GROUP;
     let rung_bytes = (groups * 5).div_ceil(8);
-    source.fill(
-        payload,
-        |rows| [rows * groups * 16, rows * 4, rows * rung_bytes],
-        |first, values, [nibbles, ladders, rungs]| {
-            if absmax(values) >= MAX_LOG.exp2() {
-                let at = values
-                    .iter()
-                    .position(|value| value.abs() >= MAX_LOG.exp2())
-                    .unwrap_or(0);
-                return Err(source.refuse(
-                    Kind::UnsupportedTensorType,
-                    first,
-                    at,
-                    "wanted a magnitude below 2^60",
-                    values[at],
-                ));
+    let plane_bytes = |rows: usize| [rows * groups * 16, rows * 4, rows * rung_bytes];
+    source.fill(payload, plane_bytes, |first, values, [nibbles, ladders, rungs]| {
+        if absmax(values) >= MAX_LOG.exp2() {
+            let at = values
+                .iter()
+                .position(|value| value.abs() >= MAX_LOG.exp2())
+                .unwrap_or(0);
+            let wanted = "wanted a magnitude below 2^60";
+            return Err(source.refuse(Kind::UnsupportedTensorType, first, at, wanted, values[at]));
+        }
+        let rows = values
+            .chunks_exact(source.cols)
+            .zip(nibbles.chunks_exact_mut(groups * 16));
+        let planes = ladders
+            .as_chunks_mut()
+            .0
+            .iter_mut()
+            .zip(rungs.chunks_exact_mut(rung_bytes));
+        for ((values, nibbles), (ladder_bytes, rung_bytes)) in rows.zip(planes) {
+            let row = values.as_chunks().0;
+            let (ladder, rungs) = best_ladder(row);
+            *ladder_bytes = ladder.to_bytes();
+            for (index, (group, nibbles)) in row.iter().zip(nibbles.as_chunks_mut().0).enumerate() {
+                put_rung(rung_bytes, index, rungs[index]);
+                *nibbles = pack(group, ladder.scales[usize::from(rungs[index])]);
             }
-            let rows = values
-                .chunks_exact(source.cols)
-                .zip(nibbles.chunks_exact_mut(groups * 16));
-            let planes = ladders
-                .as_chunks_mut::<4>()
-                .0
-                .iter_mut()
-                .zip(rungs.chunks_exact_mut(rung_bytes));
-            for ((values, nibbles), (ladder_bytes, rungs)) in rows.zip(planes) {
-                let row = values.as_chunks().0;
-                let ladder = Ladder::fit(row);
-                *ladder_bytes = ladder.to_bytes();
-                for (index, (group, nibbles)) in row.iter().zip(nibbles.as_chunks_mut().0).enumerate() {
-                    let rung = ladder.best_rung(group);
-                    put_rung(rungs, index, rung);
-                    *nibbles = pack(group, ladder.scale(rung));
-                }
-            }
-            Ok(())
-        },
-    )
+        }
+        Ok(())
+    })
+}
+
+/// Of the ladders tried the one that leaves the row the smallest squared error, and the rung of every group.
+fn best_ladder(row: &[Group]) -> (Ladder, Vec<u8>) {
+    let mut best = (Ladder::new(f16::ZERO, f16::ZERO), vec![0; row.len()]);
+    let mut smallest = f32::INFINITY;
+    for ladder in DROPS.iter().filter_map(|&drop| Ladder::fit(row, drop)) {
+        let (rungs, errors): (Vec<u8>, Vec<f32>) = row.iter().map(|group| ladder.best_rung(group)).unzip();
+        let error = errors.iter().sum();
+        if error < smallest {
+            smallest = error;
+            best = (ladder, rungs);
+        }
+    }
+    best
 }
 
 /// A row's scales. `lo` and `step` are the rounded values that the payload holds.
 struct Ladder {
     lo: f16,
     step: f16,
+    scales: [f32; RUNGS],
 }
 
 impl Ladder {
-    /// The ladder from the smallest to the largest scale that the row's groups ask for. A row of zeros gives zeros.
-    fn fit(row: &[Group]) -> Ladder {
+    fn new(lo: f16, step: f16) -> Ladder {
+        let scale = |rung: usize| (lo.to_f64() + rung as f64 * step.to_f64()).exp2() as f32;
+        Ladder {
+            lo,
+            step,
+            scales: std::array::from_fn(scale),
+        }
+    }
+
+    /// The ladder up to the largest scale that a group of the row needs to avoid clipping, from `drop` octaves below the
+    /// smallest one on. `None` for a row of zeros.
+    fn fit(row: &[Group], drop: f32) -> Option<Ladder> {
         let logs = || row.iter().filter_map(unclipped_log);
-        let Some(hi) = logs().reduce(f32::max) else {
-            return Ladder {
-                lo: f16::ZERO,
-                step: f16::ZERO,
-            };
-        };
-        let lo = logs().fold(hi, f32::min).max(hi - MAX_SPAN);
-        let lo = f16::from_f32(lo);
+        let hi = logs().reduce(f32::max)?;
+        let lo = f16::from_f32(logs().fold(hi, f32::min).max(hi - MAX_SPAN) - drop);
         let step = f16::from_f32((hi - lo.to_f32()).max(0.0) / TOP_RUNG);
-        Ladder { lo, step }
+        Some(Ladder::new(lo, step))
     }
 
     fn to_bytes(&self) -> [u8; 4] {
@@ -89,25 +107,27 @@ impl Ladder {
         [lo[0], lo[1], step[0], step[1]]
     }
 
-    fn scale(&self, rung: u8) -> f32 {
-        (self.lo.to_f64() + f64::from(rung) * self.step.to_f64()).exp2() as f32
-    }
-
-    /// The rung with the smallest squared error near the one that just avoids clipping; the lowest for a group of zeros.
-    fn best_rung(&self, group: &Group) -> u8 {
-        let (Some(log), true) = (unclipped_log(group), self.step > f16::ZERO) else {
-            return 0;
+    /// The rung with the smallest squared error near the one that just avoids clipping, and that error. The lowest rung for a
+    /// group of zeros.
+    fn best_rung(&self, group: &Group) -> (u8, f32) {
+        let Some(log) = unclipped_log(group) else {
+            return (0, 0.0);
         };
-        let rung = |log: f32| ((log - self.lo.to_f32()) / self.step.to_f32()).clamp(0.0, TOP_RUNG);
-        let candidates = rung(log - SEARCH.0).floor() as u8..=rung(log + SEARCH.1).ceil() as u8;
+        // Without steps all rungs are the same.
+        let step = if self.step == f16::ZERO {
+            f32::INFINITY
+        } else {
+            self.step.to_f32()
+        };
+        let rung = |log: f32| ((log - self.lo.to_f32()) / step).clamp(0.0, TOP_RUNG);
         let mut best = (0, f32::INFINITY);
-        for rung in candidates {
-            let error = squared_error(group, self.scale(rung));
+        for rung in rung(log - SEARCH.0).floor() as u8..=rung(log + SEARCH.1).ceil() as u8 {
+            let error = squared_error(group, self.scales[usize::from(rung)]);
             if error < best.1 {
                 best = (rung, error);
             }
         }
-        best.0
+        best
     }
 }
 
@@ -121,11 +141,11 @@ fn unclipped_log(group: &Group) -> Option<f32> {
 }
 
 /// Stores the 5-bit rung of the `index`-th group of a row.
-fn put_rung(rungs: &mut [u8], index: usize, rung: u8) {
+fn put_rung(rung_bytes: &mut [u8], index: usize, rung: u8) {
     let bit = index * 5;
     let shifted = u16::from(rung) << (bit % 8);
-    rungs[bit / 8] |= shifted as u8;
+    rung_bytes[bit / 8] |= shifted as u8;
     if shifted > 0xFF {
-        rungs[bit / 8 + 1] |= (shifted >> 8) as u8;
+        rung_bytes[bit / 8 + 1] |= (shifted >> 8) as u8;
     }
 }

@@ -198,11 +198,17 @@ fn four_bit_groups_lose_no_more_than_absmax_sevenths() {
 
 #[test]
 fn q4tp_loses_less_than_absmax_sevenths() {
-    for (name, values) in matrices(24, 256) {
-        let lost = squared_error(&values, &round_trip(Dtype::Q4tp, 24, 256, &values));
-        let plain: f64 = values.chunks(32).map(plain_error).sum();
-        let limit = if name == "plain" { 0.85 } else { 1.0 };
-        assert!(lost < limit * plain, "{name}: {lost:e} against {plain:e}");
+    // Rows of one group have a ladder to themselves, rows of eight share one.
+    for (rows, cols) in [(192, 32), (24, 256)] {
+        for (name, values) in matrices(rows, cols) {
+            let lost = squared_error(&values, &round_trip(Dtype::Q4tp, rows, cols, &values));
+            let plain: f64 = values.chunks(32).map(plain_error).sum();
+            let limit = if name == "plain" { 0.82 } else { 1.0 };
+            assert!(
+                lost < limit * plain,
+                "{name}, {cols} columns: {lost:e} against {plain:e}"
+            );
+        }
     }
 }
 
