@@ -4,6 +4,7 @@
 //! tensors present; a flat list of steps; its realisation on a device with a KV cache; and the façade that chats.
 
 pub mod container;
+pub mod convert;
 pub mod dtype;
 pub mod error;
 pub mod gpu;

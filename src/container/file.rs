@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// A file that another process changes under the map changes what is read; one that is cut short faults when the lost
 /// pages are touched. [`MappedFile::check_length`] turns the second into an error, except in the instant between the
 /// check and the read.
-pub(super) struct MappedFile {
+pub(crate) struct MappedFile {
     path: PathBuf,
     file: File,
     /// `None` for an empty file, which cannot be mapped.

@@ -1,0 +1,163 @@
+//! The tensor types of GGUF: sizes, names and what a block of bytes means.
+//!
+//! Every block is `[header][codes]` of 32 weights; in the 4- and 5-bit types weight j < 16 is the low nibble of byte j and
+//! weight j + 16 the high one, and the fifth bit of weight j is bit j of a 32-bit word. Knows no tensor names.
+
+use crate::error::{Result, bail};
+use half::{bf16, f16};
+
+/// A tensor type whose values can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub enum BlockType {
+    F32,
+    F16,
+    Bf16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+}
+
+/// Names of all ids that are in use, for the message that refuses one.
+const NAMES: [(u32, &str); 37] = [
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (6, "Q5_0"),
+    (7, "Q5_1"),
+    (8, "Q8_0"),
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (12, "Q4_K"),
+    (13, "Q5_K"),
+    (14, "Q6_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (30, "BF16"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+    (40, "NVFP4"),
+    (41, "Q1_0"),
+    (42, "Q2_0"),
+    (142, "PQ2_0"),
+    (143, "PTQ1_0"),
+];
+
+impl BlockType {
+    /// The type of `id`. Errors: `UnsupportedTensorType` with name and number, naming `tensor`.
+    pub fn from_id(id: u32, tensor: &str) -> Result<BlockType> {
+        Ok(match id {
+            0 => BlockType::F32,
+            1 => BlockType::F16,
+            2 => BlockType::Q4_0,
+            3 => BlockType::Q4_1,
+            6 => BlockType::Q5_0,
+            7 => BlockType::Q5_1,
+            8 => BlockType::Q8_0,
+            30 => BlockType::Bf16,
+            _ => {
+                let name = NAMES
+                    .iter()
+                    .find(|(known, _)| *known == id)
+                    .map_or("an unknown type", |(_, name)| name);
+                bail!(
+                    UnsupportedTensorType,
+                    "tensor '{tensor}' has type {id} ({name}); readable are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0"
+                );
+            }
+        })
+    }
+
+    /// (weights, bytes) of a block.
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            BlockType::F32 => (1, 4),
+            BlockType::F16 | BlockType::Bf16 => (1, 2),
+            BlockType::Q4_0 => (32, 18),
+            BlockType::Q4_1 => (32, 20),
+            BlockType::Q5_0 => (32, 22),
+            BlockType::Q5_1 => (32, 24),
+            BlockType::Q8_0 => (32, 34),
+        }
+    }
+
+    /// Writes the values of `bytes` to `out`. Errors: `Bounds` when `bytes` are not exactly the blocks of `out`.
+    pub fn decode(self, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+        let (weights, size) = self.block();
+        if !out.len().is_multiple_of(weights) || Some(bytes.len()) != (out.len() / weights).checked_mul(size) {
+            bail!(
+                Bounds,
+                "{self:?}: {} bytes do not hold {} weights",
+                bytes.len(),
+                out.len()
+            );
+        }
+        let blocks = bytes.chunks_exact(size).zip(out.chunks_exact_mut(weights));
+        match self {
+            BlockType::F32 => blocks.for_each(|(b, out)| out[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            BlockType::F16 => blocks.for_each(|(b, out)| out[0] = half_at(b, 0)),
+            BlockType::Bf16 => blocks.for_each(|(b, out)| out[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+            BlockType::Q4_0 => blocks.for_each(|(b, out)| {
+                let scale = half_at(b, 0);
+                nibbles(&b[2..], out, |code, _| (code as f32 - 8.0) * scale);
+            }),
+            BlockType::Q4_1 => blocks.for_each(|(b, out)| {
+                let (scale, min) = (half_at(b, 0), half_at(b, 2));
+                nibbles(&b[4..], out, |code, _| code as f32 * scale + min);
+            }),
+            BlockType::Q5_0 => blocks.for_each(|(b, out)| {
+                let (scale, high) = (half_at(b, 0), word_at(b, 2));
+                nibbles(&b[6..], out, |code, j| {
+                    ((code | (high >> j & 1) << 4) as f32 - 16.0) * scale
+                });
+            }),
+            BlockType::Q5_1 => blocks.for_each(|(b, out)| {
+                let (scale, min, high) = (half_at(b, 0), half_at(b, 2), word_at(b, 4));
+                nibbles(&b[8..], out, |code, j| {
+                    (code | (high >> j & 1) << 4) as f32 * scale + min
+                });
+            }),
+            BlockType::Q8_0 => blocks.for_each(|(b, out)| {
+                let scale = half_at(b, 0);
+                for (value, &code) in out.iter_mut().zip(&b[2..]) {
+                    *value = f32::from(code.cast_signed()) * scale;
+                }
+            }),
+        }
+        Ok(())
+    }
+}
+
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+fn word_at(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+/// Calls `value(code, j)` for the 32 weights of a block with 16 bytes of nibbles.
+fn nibbles(codes: &[u8], out: &mut [f32], value: impl Fn(u32, usize) -> f32) {
+    for (j, &byte) in codes.iter().enumerate() {
+        out[j] = value(u32::from(byte & 15), j);
+        out[j + 16] = value(u32::from(byte >> 4), j + 16);
+    }
+}

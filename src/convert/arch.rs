@@ -1,0 +1,96 @@
+//! From the few numbers every source states to the container's description of a network.
+//!
+//! Knows families and dimensions, not where a number comes from.
+
+use super::family::{Dim, Family};
+use crate::container::{Arch, HiddenAct, LayerType};
+use crate::error::{Result, bail};
+
+/// Longer heads, wider rows or larger vocabularies than any model has are damage, and have sized nothing yet.
+const MAX_DIM: u64 = 1 << 24;
+
+/// The numbers of a network that everything else follows from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dims {
+    pub hidden: u64,
+    pub inter: u64,
+    pub layers: u64,
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub head_dim: u64,
+    pub vocab: u64,
+}
+
+impl Dims {
+    /// The plain network of `family` with these dimensions; the caller sets what differs. `tensors` is how many tensors
+    /// the source has: there cannot be more layers than that.
+    ///
+    /// Errors: `UnsupportedModel` with the number that makes no sense.
+    pub fn arch(self, family: &Family, tensors: usize) -> Result<Arch> {
+        let size = |name: &str, value: u64| {
+            if value == 0 || value > MAX_DIM {
+                bail!(UnsupportedModel, "the {name} is {value}, wanted 1 to {MAX_DIM}");
+            }
+            Ok(value as usize)
+        };
+        let layers = size("layer count", self.layers)?;
+        if layers > tensors {
+            bail!(
+                UnsupportedModel,
+                "{layers} layers are announced, but there are only {tensors} tensors"
+            );
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            bail!(UnsupportedModel, "the head dimension {} is odd", self.head_dim);
+        }
+        Ok(Arch {
+            arch_name: family.model_type.to_owned(),
+            hidden_size: size("hidden size", self.hidden)?,
+            intermediate_size: size("intermediate size", self.inter)?,
+            num_layers: layers,
+            num_attention_heads: size("attention head count", self.heads)?,
+            num_kv_heads: size("key-value head count", self.kv_heads)?,
+            head_dim: size("head dimension", self.head_dim)?,
+            vocab_size: size("vocabulary size", self.vocab)?,
+            layer_types: vec![LayerType::FullAttention; layers],
+            rms_norm_eps: 1e-6,
+            norm_style: Some(family.norm_style),
+            hidden_act: Some(HiddenAct::Silu),
+            tie_word_embeddings: family.tied,
+            ..Arch::default()
+        })
+    }
+}
+
+/// How long `dim` is in a network.
+pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
+    let length = match dim {
+        Dim::Hidden => arch.hidden_size,
+        Dim::Inter => arch.intermediate_size,
+        Dim::Vocab => arch.vocab_size,
+        Dim::Query => arch.num_attention_heads.saturating_mul(arch.head_dim),
+        Dim::KeyValue => arch.num_kv_heads.saturating_mul(arch.head_dim),
+        Dim::Head => arch.head_dim,
+    };
+    length as u64
+}
+
+/// How many frequencies rotate. Errors: `UnsupportedModel` when the rotary factor does not leave whole pairs.
+pub(super) fn frequencies(arch: &Arch) -> Result<usize> {
+    let factor = arch.partial_rotary_factor;
+    if !(factor > 0.0 && factor <= 1.0) {
+        bail!(
+            UnsupportedModel,
+            "the partial rotary factor is {factor}, wanted more than 0 and at most 1"
+        );
+    }
+    let rotated = (arch.head_dim as f64 * factor) as usize;
+    if rotated == 0 || !rotated.is_multiple_of(2) {
+        bail!(
+            UnsupportedModel,
+            "{rotated} of {} head dimensions would rotate, wanted pairs",
+            arch.head_dim
+        );
+    }
+    Ok(rotated / 2)
+}

@@ -1,0 +1,144 @@
+//! From a source's tensors, under the container's names, to the list that is written.
+//!
+//! Every tensor the network needs is found and has the shape the configuration says; every other one is carried, named as
+//! dropped, or refused. Knows no file format.
+
+use super::arch;
+use super::family::{EMBED, Family, HEAD, LAYER, LAYER_PREFIX, LM_HEAD, Need, Role, TAIL};
+use super::{Matrix, Tensor};
+use crate::container::Arch;
+use crate::error::{Error, Kind, Result, bail};
+use std::collections::HashMap;
+
+/// How many names a message lists.
+const LISTED: usize = 5;
+
+/// Source tensors by the container's name.
+pub(super) type Found<'a> = HashMap<String, Matrix<'a>>;
+
+/// What is written, and what is not.
+pub(super) struct Bound<'a> {
+    pub tensors: Vec<Tensor<'a>>,
+    pub dropped: Vec<String>,
+    pub notes: Vec<String>,
+}
+
+/// Picks the tensors of `family` with the dimensions of `arch` out of `found`, in the order embedding, layers, final norm,
+/// output projection. Decides whether the embedding is tied: `arch` says so afterwards.
+///
+/// Errors: `MissingTensor`, `UnsupportedModel` for a tensor that no part of the network uses, `Parse` for a wrong shape.
+pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -> Result<Bound<'a>> {
+    let mut tensors = Vec::new();
+    let mut missing = Vec::new();
+    let mut take = |prefix: &str, role: &Role, tensors: &mut Vec<Tensor<'a>>| {
+        let name = format!("{prefix}{}", role.name);
+        let wanted = match role.need {
+            Need::Always => true,
+            Need::Optional => false,
+            Need::QkNorm if family.qk_norm => true,
+            Need::QkNorm => return Ok(()),
+        };
+        match found.remove(&name) {
+            Some(data) => {
+                let shape: Vec<u64> = role.shape.iter().map(|&dim| arch::length(arch, dim)).collect();
+                data.readable()?;
+                if data.shape != shape {
+                    bail!(
+                        Parse,
+                        "tensor '{name}' has shape {:?}, the configuration says {shape:?}",
+                        data.shape
+                    );
+                }
+                tensors.push(Tensor { name, data });
+            }
+            None if wanted => missing.push(name),
+            None => {}
+        }
+        Ok(())
+    };
+    for role in HEAD {
+        take("", role, &mut tensors)?;
+    }
+    for layer in 0..arch.num_layers {
+        for role in LAYER {
+            take(&format!("{LAYER_PREFIX}{layer}."), role, &mut tensors)?;
+        }
+    }
+    for role in TAIL {
+        take("", role, &mut tensors)?;
+    }
+    let has_head = tensors.last().is_some_and(|tensor| tensor.name == LM_HEAD);
+    if !arch.tie_word_embeddings && !has_head {
+        missing.push(LM_HEAD.to_owned());
+    }
+    let (dropped, unused) = sort_out(found.into_keys());
+    if !missing.is_empty() {
+        let unused = if unused.is_empty() {
+            String::new()
+        } else {
+            format!("; not used: {}", list(&unused))
+        };
+        bail!(MissingTensor, "the source lacks {}{unused}", list(&missing));
+    }
+    if !unused.is_empty() {
+        bail!(
+            UnsupportedModel,
+            "a {} model has no place for {}",
+            family.model_type,
+            list(&unused)
+        );
+    }
+    let mut bound = Bound {
+        tensors,
+        dropped,
+        notes: Vec::new(),
+    };
+    if arch.tie_word_embeddings && has_head {
+        untie(arch, &mut bound)?;
+    }
+    bound.dropped.sort();
+    Ok(bound)
+}
+
+/// Splits names of tensors that were not taken into those nothing needs, with the reason, and those nobody knows.
+fn sort_out(names: impl Iterator<Item = String>) -> (Vec<String>, Vec<String>) {
+    let (mut dropped, mut unused) = (Vec::new(), Vec::new());
+    for name in names {
+        if name.ends_with("rotary_emb.inv_freq") {
+            dropped.push(format!("{name}: follows from rope_theta"));
+        } else if name.starts_with("model.mtp.") || name.starts_with("mtp.") {
+            dropped.push(format!("{name}: prediction heads of this family are not converted"));
+        } else {
+            unused.push(name);
+        }
+    }
+    unused.sort();
+    (dropped, unused)
+}
+
+/// `names`, the first few of them.
+fn list(names: &[String]) -> String {
+    let shown: Vec<String> = names.iter().take(LISTED).map(|name| format!("'{name}'")).collect();
+    match names.len().saturating_sub(LISTED) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// A model that is tied by its configuration and has an output projection all the same: a copy is dropped, a different one
+/// is kept and the model is not tied.
+fn untie(arch: &mut Arch, bound: &mut Bound) -> Result<()> {
+    let Some(head) = bound.tensors.pop() else { return Ok(()) };
+    let embed = bound.tensors.iter().find(|tensor| tensor.name == EMBED);
+    let embed = embed.ok_or_else(|| Error::new(Kind::MissingTensor, format!("the source lacks '{EMBED}'")))?;
+    if embed.data.same(&head.data)? {
+        bound.dropped.push(format!("{LM_HEAD}: equal to the tied {EMBED}"));
+    } else {
+        arch.tie_word_embeddings = false;
+        bound.notes.push(format!(
+            "the configuration ties {LM_HEAD} to {EMBED}, but they differ: both are kept, untied"
+        ));
+        bound.tensors.push(head);
+    }
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! `config.json`, in the spellings of several years, to the header's `arch`.
+//!
+//! Knows the keys of Hugging Face configurations and refuses by name those whose meaning it cannot keep. Knows no tensors.
+
+use super::super::arch::{Dims, frequencies};
+use super::super::family::{Family, Window};
+use super::super::rope::{self, Llama3};
+use crate::container::{Arch, HiddenAct, LayerType, Yarn};
+use crate::error::{Error, Kind, Result, bail};
+use serde_json::{Map, Value};
+
+/// A JSON object whose values are asked for by key and type. `null` counts as absent.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a> {
+    map: &'a Map<String, Value>,
+    /// Looked up for keys that `map` lacks: a nested text configuration leaves some to the outer object.
+    outer: Option<&'a Map<String, Value>>,
+    /// What the object is called in messages.
+    place: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    pub fn new(map: &'a Map<String, Value>, place: &'a str) -> Self {
+        Keys {
+            map,
+            outer: None,
+            place,
+        }
+    }
+
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        let present = |map: &'a Map<String, Value>| map.get(key).filter(|value| !value.is_null());
+        present(self.map).or_else(|| self.outer.and_then(present))
+    }
+
+    fn typed<T>(&self, key: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match read(value) {
+            Some(found) => Ok(Some(found)),
+            None => bail!(
+                Parse,
+                "{}: key '{key}': wanted {wanted}, found {}",
+                self.place,
+                brief(value)
+            ),
+        }
+    }
+
+    pub fn unsigned(&self, key: &str) -> Result<Option<u64>> {
+        // Some configurations write whole numbers as 8.0.
+        let whole = |value: f64| (value >= 0.0 && value < 9e15 && value.fract() == 0.0).then_some(value as u64);
+        self.typed(key, "a non-negative integer", |v| {
+            v.as_u64().or_else(|| v.as_f64().and_then(whole))
+        })
+    }
+
+    /// As [`Keys::unsigned`], for lengths.
+    pub fn size(&self, key: &str) -> Result<Option<usize>> {
+        let value = self.unsigned(key)?;
+        let fits =
+            |value| usize::try_from(value).map_err(|_| Error::new(Kind::Bounds, format!("key '{key}': {value}")));
+        value.map(fits).transpose()
+    }
+
+    pub fn float(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    pub fn bool(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    pub fn string(&self, key: &str) -> Result<Option<&'a str>> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
+        self.typed(key, "an object", Value::as_object)
+    }
+
+    fn need<T>(&self, key: &str, found: Option<T>) -> Result<T> {
+        found.ok_or_else(|| {
+            Error::new(
+                Kind::UnsupportedModel,
+                format!("{}: key '{key}' is missing", self.place),
+            )
+        })
+    }
+}
+
+/// The start of a value, for messages.
+fn brief(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// What `config.json` says.
+pub(super) struct Config {
+    pub family: &'static Family,
+    pub arch: Arch,
+    /// The language model sits inside a larger one, whose tensors carry other prefixes.
+    pub nested: bool,
+}
+
+/// Reads a configuration for a model of `tensors` tensors.
+///
+/// Errors: `UnsupportedModel` names the family or the key that cannot be honoured; `Parse` a value of the wrong type.
+pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> {
+    let whole = Keys::new(root, "config.json");
+    let text = whole.object("text_config")?;
+    let keys = match text {
+        Some(inner) => Keys {
+            map: inner,
+            outer: Some(root),
+            place: "config.json (text_config)",
+        },
+        None => whole,
+    };
+    let name = keys.need("model_type", keys.string("model_type")?)?;
+    let Some(family) = Family::of_model_type(name) else {
+        bail!(
+            UnsupportedModel,
+            "model_type '{name}' cannot be converted; known are {}",
+            Family::names()
+        );
+    };
+    if keys.get("quantization_config").is_some() {
+        bail!(
+            UnsupportedModel,
+            "config key 'quantization_config': already quantised weights are not read"
+        );
+    }
+    let count = |key: &str| keys.unsigned(key).and_then(|value| keys.need(key, value));
+    let (hidden, heads) = (count("hidden_size")?, count("num_attention_heads")?);
+    let head_dim = match keys.unsigned("head_dim")?.or(family.head_dim) {
+        Some(head_dim) => head_dim,
+        None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+        None => bail!(
+            UnsupportedModel,
+            "hidden size {hidden} is not a multiple of {heads} heads and there is no head_dim"
+        ),
+    };
+    let dims = Dims {
+        hidden,
+        heads,
+        head_dim,
+        inter: count("intermediate_size")?,
+        layers: count("num_hidden_layers")?,
+        kv_heads: keys.unsigned("num_key_value_heads")?.unwrap_or(heads),
+        vocab: count("vocab_size")?,
+    };
+    let mut arch = dims.arch(family, tensors)?;
+    arch.rms_norm_eps = keys.float("rms_norm_eps")?.unwrap_or(arch.rms_norm_eps);
+    arch.hidden_act = Some(activation(keys.string("hidden_act")?.unwrap_or("silu"))?);
+    arch.tie_word_embeddings = keys.bool("tie_word_embeddings")?.unwrap_or(family.tied);
+    arch.max_position_embeddings = keys.size("max_position_embeddings")?;
+    layer_types(&keys, family, &mut arch)?;
+    rotation(&keys, &mut arch)?;
+    Ok(Config {
+        family,
+        arch,
+        nested: text.is_some(),
+    })
+}
+
+fn activation(name: &str) -> Result<HiddenAct> {
+    match name {
+        "silu" | "swish" => Ok(HiddenAct::Silu),
+        "gelu_pytorch_tanh" | "gelu_tanh" => Ok(HiddenAct::GeluTanh),
+        _ => bail!(
+            UnsupportedModel,
+            "config key 'hidden_act' is '{name}'; known are silu and gelu_pytorch_tanh"
+        ),
+    }
+}
+
+fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
+    let window = keys.size("sliding_window")?;
+    if let Some(value) = keys.get("layer_types") {
+        let Some(names) = value.as_array() else {
+            bail!(
+                Parse,
+                "config.json: key 'layer_types': wanted a list, found {}",
+                brief(value)
+            );
+        };
+        if names.len() != arch.layer_types.len() {
+            bail!(
+                UnsupportedModel,
+                "'layer_types' has {} entries for {} layers",
+                names.len(),
+                arch.num_layers
+            );
+        }
+        for (slot, name) in arch.layer_types.iter_mut().zip(names) {
+            *slot = match name.as_str() {
+                Some("full_attention") => LayerType::FullAttention,
+                Some("sliding_attention") => LayerType::SlidingAttention,
+                _ => bail!(
+                    UnsupportedModel,
+                    "config key 'layer_types' has {}, which is unknown",
+                    brief(name)
+                ),
+            };
+        }
+    } else if family.window == Window::FromMaxWindowLayers && keys.bool("use_sliding_window")?.unwrap_or(false) {
+        let first = keys.need("max_window_layers", keys.size("max_window_layers")?)?;
+        arch.layer_types
+            .iter_mut()
+            .skip(first)
+            .for_each(|slot| *slot = LayerType::SlidingAttention);
+    }
+    if arch.layer_types.contains(&LayerType::SlidingAttention) {
+        arch.sliding_window = Some(keys.need("sliding_window", window)?);
+    }
+    Ok(())
+}
+
+fn rotation(keys: &Keys, arch: &mut Arch) -> Result<()> {
+    let block = match keys.object("rope_parameters")? {
+        Some(block) => Some((block, "rope_parameters")),
+        None => keys.object("rope_scaling")?.map(|block| (block, "rope_scaling")),
+    };
+    let empty = Map::new();
+    let (block, place) = block.unwrap_or((&empty, "rope_scaling"));
+    if let Some((name, _)) = block.iter().find(|(_, value)| value.is_object()) {
+        bail!(
+            UnsupportedModel,
+            "config key '{place}.{name}': rotation per layer type is unknown for this family"
+        );
+    }
+    let rope = Keys::new(block, place);
+    arch.rope_theta = rope
+        .float("rope_theta")?
+        .or(keys.float("rope_theta")?)
+        .unwrap_or(10_000.0);
+    let partial = rope
+        .float("partial_rotary_factor")?
+        .or(keys.float("partial_rotary_factor")?);
+    arch.partial_rotary_factor = partial.unwrap_or(1.0);
+    let frequencies = frequencies(arch)?;
+    let kind = rope.string("rope_type")?.or(rope.string("type")?).unwrap_or("default");
+    let number = |key: &str| rope.float(key).and_then(|value| rope.need(key, value));
+    match kind {
+        "default" => {}
+        "linear" => arch.rope_freq_factors = Some(rope::linear(number("factor")?, frequencies)?),
+        "llama3" => {
+            let llama3 = Llama3 {
+                factor: number("factor")?,
+                low_freq_factor: number("low_freq_factor")?,
+                high_freq_factor: number("high_freq_factor")?,
+                original_max_position_embeddings: number("original_max_position_embeddings")?,
+            };
+            arch.rope_freq_factors = Some(llama3.divisors(arch.rope_theta, frequencies)?);
+        }
+        "yarn" => {
+            if rope.bool("truncate")? == Some(false) {
+                bail!(
+                    UnsupportedModel,
+                    "config key '{place}.truncate' is false; only rounded correction ranges are known"
+                );
+            }
+            let factor = number("factor")?;
+            let original = rope
+                .size("original_max_position_embeddings")?
+                .or(arch.max_position_embeddings);
+            let scale = match (rope.float("mscale")?, rope.float("mscale_all_dim")?) {
+                (Some(part), Some(all)) if part != 0.0 && all != 0.0 => {
+                    rope::yarn_attention(factor, part) / rope::yarn_attention(factor, all)
+                }
+                _ => rope::yarn_attention(factor, 1.0),
+            };
+            arch.yarn = Some(Yarn {
+                factor,
+                original_max_position_embeddings: rope.need("original_max_position_embeddings", original)?,
+                beta_fast: rope.float("beta_fast")?.unwrap_or(32.0),
+                beta_slow: rope.float("beta_slow")?.unwrap_or(1.0),
+                attention_factor: Some(rope.float("attention_factor")?.unwrap_or(scale)),
+            });
+        }
+        other => bail!(
+            UnsupportedModel,
+            "config key '{place}' asks for rope type '{other}'; known are default, linear, llama3, yarn"
+        ),
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! A Hugging Face directory, or one safetensors file beside its configuration.
+//!
+//! Knows the directory's files and how weights are spread over them; `config` and `tokens` know what the JSON says.
+
+mod config;
+mod tokens;
+
+use super::bind::{Found, bind};
+use super::{Encoding, Import, Matrix, Model};
+use crate::container::{MappedFile, json, safetensors};
+use crate::error::{Error, Kind, Result, bail};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Prefixes under which models with more than a text part keep it, and the prefix that replaces them.
+const NESTED: [(&str, &str); 3] = [
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+];
+/// Larger side files than this are not what their name says.
+const MAX_TEXT: u64 = 64 << 20;
+
+/// The small files beside the weights.
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let path = self.0.join(name);
+        match std::fs::metadata(&path) {
+            Ok(meta) if meta.is_file() && meta.len() <= MAX_TEXT => {}
+            Ok(meta) => bail!(
+                Io,
+                "{}: wanted a file of at most {MAX_TEXT} bytes, found {}",
+                path.display(),
+                meta.len()
+            ),
+            Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(err) => return Err(Error::io(&path, &err)),
+        }
+        std::fs::read(&path).map(Some).map_err(|err| Error::io(&path, &err))
+    }
+
+    /// The text of a file, `None` when there is no such file. Errors: `Io`, `Parse` when it is not UTF-8.
+    fn text(&self, name: &str) -> Result<Option<String>> {
+        let text = self.bytes(name)?.map(String::from_utf8).transpose();
+        text.map_err(|_| Error::new(Kind::Parse, format!("{name} is not UTF-8")))
+    }
+
+    /// The object in a file, `None` when there is no such file. Errors: `Io`, `Parse`.
+    fn json(&self, name: &str) -> Result<Option<Map<String, Value>>> {
+        self.bytes(name)?
+            .map(|bytes| json::parse_object(&bytes, name))
+            .transpose()
+    }
+}
+
+/// One file of weights.
+struct Shard {
+    file: MappedFile,
+    tensors: Vec<safetensors::Tensor>,
+}
+
+/// Everything that is open while a directory is converted.
+pub(super) struct Source {
+    folder: Folder,
+    shards: Vec<Shard>,
+}
+
+impl Source {
+    /// Opens a directory, or a single file of weights whose directory holds the configuration.
+    pub fn open(path: &Path) -> Result<Source> {
+        if path.is_dir() {
+            let folder = Folder(path.to_owned());
+            let shards = open_shards(&folder)?;
+            return Ok(Source { folder, shards });
+        }
+        let folder = Folder(path.parent().unwrap_or(Path::new("")).to_owned());
+        Ok(Source {
+            folder,
+            shards: vec![open_shard(path)?],
+        })
+    }
+
+    /// The files of weights.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| shard.file.path())
+    }
+
+    /// Reads what the directory describes.
+    pub fn model(&self) -> Result<Model<'_>> {
+        let Some(config) = self.folder.json("config.json")? else {
+            bail!(Io, "{}: there is no config.json", self.folder.0.display());
+        };
+        let count = self.shards.iter().map(|shard| shard.tensors.len()).sum();
+        let config::Config {
+            family,
+            mut arch,
+            nested,
+        } = config::read(&config, count)?;
+        let mut found = Found::new();
+        let mut dropped = Vec::new();
+        for shard in &self.shards {
+            for tensor in &shard.tensors {
+                let Some(name) = language_name(&tensor.name, nested) else {
+                    dropped.push(format!("{}: not part of the language model", tensor.name));
+                    continue;
+                };
+                let encoding = tensor.float().map(Encoding::Float);
+                let matrix = Matrix::in_file(tensor.shape.clone(), &shard.file, tensor.range.clone(), encoding)?;
+                if found.insert(name.clone(), matrix).is_some() {
+                    bail!(Parse, "tensor '{name}' occurs twice");
+                }
+            }
+        }
+        let mut bound = bind(family, &mut arch, found)?;
+        bound.dropped.extend(dropped);
+        let vocab = self.folder.bytes("tokenizer.json")?;
+        let tokens = tokens::read(&self.folder, &config, vocab.as_deref())?;
+        bound.notes.extend(tokens.notes);
+        if vocab.is_none() {
+            bound
+                .notes
+                .push("there is no tokenizer.json: the result can be run with token ids only".into());
+        }
+        let mut provenance = Map::new();
+        provenance.insert("source_format".into(), "safetensors".into());
+        if !tokens.sampling.is_empty() {
+            provenance.insert("generation_config".into(), tokens.sampling.into());
+        }
+        Import {
+            arch,
+            tokenizer_config: tokens.config,
+            provenance,
+            vocab,
+            bound,
+        }
+        .model()
+    }
+}
+
+/// The name of a tensor in the text model, `None` for one of another part.
+fn language_name(name: &str, nested: bool) -> Option<String> {
+    if !nested {
+        return Some(name.to_owned());
+    }
+    let renamed = NESTED
+        .iter()
+        .find_map(|(from, to)| name.strip_prefix(from).map(|rest| format!("{to}{rest}")));
+    let plain = [
+        "model.layers.",
+        "model.embed_tokens.",
+        "model.norm.",
+        "lm_head.",
+        "mtp.",
+    ];
+    renamed.or_else(|| {
+        plain
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+            .then(|| name.to_owned())
+    })
+}
+
+fn open_shard(path: &Path) -> Result<Shard> {
+    let file = MappedFile::open(path)?;
+    let tensors = safetensors::parse(file.bytes()).map_err(|err| err.context(path.display()))?;
+    Ok(Shard { file, tensors })
+}
+
+fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
+    let single = folder.0.join(SINGLE);
+    if single.exists() {
+        return Ok(vec![open_shard(&single)?]);
+    }
+    let Some(index) = folder.json(INDEX)? else {
+        let pickle = folder.0.join("pytorch_model.bin").exists();
+        let hint = if pickle {
+            "; pickled weights (.bin) are never read, convert them to safetensors"
+        } else {
+            ""
+        };
+        bail!(
+            Io,
+            "{}: there is neither {SINGLE} nor {INDEX}{hint}",
+            folder.0.display()
+        );
+    };
+    let Some(Value::Object(map)) = index.get("weight_map") else {
+        bail!(Parse, "{INDEX}: 'weight_map' is missing or no object");
+    };
+    let mut wanted: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, file) in map {
+        // A plain file name: an index must not reach out of its directory.
+        let plain = |file: &&str| Path::new(file).file_name().is_some_and(|name| name == *file);
+        let Some(file) = file.as_str().filter(plain) else {
+            bail!(
+                Parse,
+                "{INDEX}: tensor '{name}' lies in {file}, wanted the name of a file beside it"
+            );
+        };
+        wanted.entry(file).or_default().push(name);
+    }
+    let mut shards = Vec::new();
+    for (file, names) in wanted {
+        let path = folder.0.join(file);
+        if !path.exists() {
+            bail!(
+                ShardMismatch,
+                "{}: the index names this file, and it is missing",
+                path.display()
+            );
+        }
+        let shard = open_shard(&path)?;
+        let present: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        if let Some(name) = names.iter().find(|name| !present.contains(*name)) {
+            bail!(
+                ShardMismatch,
+                "{}: the index says that tensor '{name}' is in here, and it is not",
+                path.display()
+            );
+        }
+        shards.push(shard);
+    }
+    Ok(shards)
+}

@@ -1,0 +1,206 @@
+//! Chat template and special tokens of a Hugging Face directory, from the several files that may hold them.
+//!
+//! Knows the files' keys; the tokenizer itself is carried over untouched.
+
+use super::Folder;
+use super::config::Keys;
+use crate::error::{Error, Kind, Result, bail};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// What the generation configuration recommends for sampling, kept for the reader's information.
+const SAMPLING: [&str; 7] = [
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+];
+
+/// The header's `tokenizer_config`, and the sampling defaults of the source.
+pub(super) struct Tokens {
+    pub config: Map<String, Value>,
+    pub sampling: Map<String, Value>,
+    pub notes: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u64,
+    content: String,
+}
+
+/// The parts of `tokenizer.json` that name tokens. The model's vocabulary is read only when it is needed.
+#[derive(Deserialize)]
+struct AddedTokens {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+}
+
+#[derive(Deserialize)]
+struct WithModel {
+    model: WithVocab,
+}
+
+#[derive(Deserialize)]
+struct WithVocab {
+    vocab: Value,
+}
+
+/// Reads template and ids. `config` is `config.json`, `vocab` is `tokenizer.json`.
+pub(super) fn read(folder: &Folder, config: &Map<String, Value>, vocab: Option<&[u8]>) -> Result<Tokens> {
+    let generation = folder.json("generation_config.json")?.unwrap_or_default();
+    let tokenizer = folder.json("tokenizer_config.json")?.unwrap_or_default();
+    let mut notes = Vec::new();
+    let mut out = Map::new();
+    if let Some(template) = template(folder, &tokenizer, &mut notes)? {
+        out.insert("chat_template".into(), template.into());
+    }
+    let sources = [
+        Keys::new(&generation, "generation_config.json"),
+        Keys::new(config, "config.json"),
+    ];
+    let inner = config.get("text_config").and_then(Value::as_object);
+    let inner = inner.map(|inner| Keys::new(inner, "config.json (text_config)"));
+    let sources: Vec<Keys> = sources.into_iter().chain(inner).collect();
+
+    let mut eos: Vec<u64> = Vec::new();
+    for keys in &sources {
+        eos.extend(ids(keys, "eos_token_id")?);
+    }
+    eos.extend(named_token(&tokenizer, "eos_token", vocab, &mut notes)?);
+    let mut seen = Vec::new();
+    eos.retain(|id| {
+        !seen.contains(id) && {
+            seen.push(*id);
+            true
+        }
+    });
+    if eos.is_empty() {
+        notes.push("no end-of-sequence token is named anywhere; generation will run to its length limit".into());
+    }
+    out.insert("eos_token_ids".into(), eos.into());
+    for (key, name) in [("bos_token_id", "bos_token"), ("pad_token_id", "pad_token")] {
+        let mut id = None;
+        for keys in &sources {
+            id = id.or(ids(keys, key)?.first().copied());
+        }
+        if id.is_none() {
+            id = named_token(&tokenizer, name, vocab, &mut notes)?;
+        }
+        if let Some(id) = id {
+            out.insert(key.into(), id.into());
+        }
+    }
+    let sampling = SAMPLING.iter().filter_map(|&key| {
+        let value = generation.get(key).filter(|value| !value.is_null())?;
+        Some((key.to_owned(), value.clone()))
+    });
+    Ok(Tokens {
+        config: out,
+        sampling: sampling.collect(),
+        notes,
+    })
+}
+
+/// One id or a list of ids. Transformers writes −1 for "none".
+fn ids(keys: &Keys, key: &str) -> Result<Vec<u64>> {
+    let bad = |value: &Value| Error::new(Kind::Parse, format!("key '{key}': wanted token ids, found {value}"));
+    match keys.get(key) {
+        None => Ok(Vec::new()),
+        Some(value) if value.as_i64() == Some(-1) => Ok(Vec::new()),
+        Some(Value::Array(list)) => list
+            .iter()
+            .map(|value| value.as_u64().ok_or_else(|| bad(value)))
+            .collect(),
+        Some(value) => Ok(vec![value.as_u64().ok_or_else(|| bad(value))?]),
+    }
+}
+
+/// The id of a token that `tokenizer_config.json` names by its text.
+fn named_token(
+    tokenizer: &Map<String, Value>,
+    key: &str,
+    vocab: Option<&[u8]>,
+    notes: &mut Vec<String>,
+) -> Result<Option<u64>> {
+    let text = match tokenizer.get(key) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) => text.as_str(),
+        Some(Value::Object(token)) => match token.get("content").and_then(Value::as_str) {
+            Some(text) => text,
+            None => bail!(Parse, "tokenizer_config.json: key '{key}' has no text in 'content'"),
+        },
+        Some(other) => bail!(
+            Parse,
+            "tokenizer_config.json: key '{key}': wanted a token, found {other}"
+        ),
+    };
+    let Some(vocab) = vocab else { return Ok(None) };
+    let bad = |err: serde_json::Error| Error::new(Kind::Tokenizer, format!("tokenizer.json: {err}"));
+    let AddedTokens { added_tokens } = serde_json::from_slice(vocab).map_err(bad)?;
+    if let Some(token) = added_tokens.iter().find(|token| token.content == text) {
+        return Ok(Some(token.id));
+    }
+    let WithModel { model } = serde_json::from_slice(vocab).map_err(bad)?;
+    let found = match &model.vocab {
+        Value::Object(ids) => ids.get(text).and_then(Value::as_u64),
+        Value::Array(pieces) => {
+            let place = pieces
+                .iter()
+                .position(|piece| piece.get(0).and_then(Value::as_str) == Some(text));
+            place.map(|place| place as u64)
+        }
+        _ => None,
+    };
+    if found.is_none() {
+        notes.push(format!(
+            "tokenizer_config.json names '{text}' as {key}, but tokenizer.json has no such token"
+        ));
+    }
+    Ok(found)
+}
+
+/// The chat template: its own file first, then the older places.
+fn template(folder: &Folder, tokenizer: &Map<String, Value>, notes: &mut Vec<String>) -> Result<Option<String>> {
+    if let Some(text) = folder.text("chat_template.jinja")? {
+        return Ok(Some(text));
+    }
+    let older = folder.json("chat_template.json")?;
+    let value = match &older {
+        Some(map) => map.get("chat_template"),
+        None => tokenizer.get("chat_template"),
+    };
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Array(list)) => {
+            let named = |entry: &Value| {
+                Some((
+                    entry.get("name")?.as_str()?.to_owned(),
+                    entry.get("template")?.as_str()?.to_owned(),
+                ))
+            };
+            let mut chosen = None;
+            for entry in list {
+                match named(entry) {
+                    Some((name, text)) if name == "default" => chosen = Some(text),
+                    Some((name, _)) => {
+                        notes.push(format!("chat template '{name}' is left out; only 'default' is kept"))
+                    }
+                    None => bail!(
+                        Parse,
+                        "tokenizer_config.json: an entry of 'chat_template' lacks name or template"
+                    ),
+                }
+            }
+            match chosen {
+                Some(text) => Ok(Some(text)),
+                None => bail!(Template, "tokenizer_config.json: no chat template is called 'default'"),
+            }
+        }
+        Some(_) => bail!(Parse, "'chat_template' is neither a text nor a list of named texts"),
+    }
+}

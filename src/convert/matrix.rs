@@ -1,0 +1,215 @@
+//! A source tensor as rows of f32, whatever it is stored as.
+//!
+//! Reads from a map, a few rows at a time and from several threads. Knows encodings, not names.
+
+use crate::container::gguf::BlockType;
+use crate::container::safetensors::Float;
+use crate::container::{Container, MappedFile, TensorId, Tensors};
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result, bail};
+use std::ops::Range;
+
+/// Values compared at a time.
+const COMPARED: usize = 1 << 18;
+
+/// How a tensor's bytes encode its values.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Encoding {
+    Float(Float),
+    Blocks(BlockType),
+    Container(Dtype),
+}
+
+/// Whose pages the bytes are.
+#[derive(Clone)]
+enum Origin<'a> {
+    File(&'a MappedFile, Range<usize>),
+    Container(&'a Container, TensorId),
+}
+
+/// One tensor of a source.
+pub(super) struct Matrix<'a> {
+    /// Row-major shape.
+    pub shape: Vec<u64>,
+    bytes: &'a [u8],
+    /// The error is that of a type which cannot be read; it counts once the tensor is needed.
+    encoding: Result<Encoding>,
+    /// Rows come in heads of this many, whose two halves are interleaved in the source.
+    interleaved: Option<usize>,
+    origin: Origin<'a>,
+}
+
+/// Writes the rows from the given one on to a slice, as many as fit.
+pub(super) type Reader<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + Sync + 'a>;
+
+impl<'a> Matrix<'a> {
+    /// The tensor in `range` of a file. Errors: `Bounds` when the range is not inside.
+    pub fn in_file(
+        shape: Vec<u64>,
+        file: &'a MappedFile,
+        range: Range<usize>,
+        encoding: Result<Encoding>,
+    ) -> Result<Matrix<'a>> {
+        file.check_length()?;
+        let Some(bytes) = file.bytes().get(range.clone()) else {
+            bail!(Bounds, "{}: bytes {range:?} lie past the end", file.path().display());
+        };
+        Ok(Matrix {
+            shape,
+            bytes,
+            encoding,
+            interleaved: None,
+            origin: Origin::File(file, range),
+        })
+    }
+
+    /// A tensor of a container.
+    pub fn in_container(container: &'a Container, id: TensorId, shape: Vec<u64>, dtype: Dtype) -> Result<Matrix<'a>> {
+        let bytes = container.bytes(id)?;
+        let encoding = Ok(Encoding::Container(dtype));
+        Ok(Matrix {
+            shape,
+            bytes,
+            encoding,
+            interleaved: None,
+            origin: Origin::Container(container, id),
+        })
+    }
+
+    /// The same tensor, whose rows (of a vector: elements) come in heads of `head_dim` with interleaved halves: the source
+    /// has at 2j and 2j+1 of a head what belongs at j and j + head_dim/2.
+    pub fn interleaved(mut self, head_dim: usize) -> Result<Matrix<'a>> {
+        let rotating = self.shape.first().copied().unwrap_or(0);
+        if head_dim == 0 || !head_dim.is_multiple_of(2) || !rotating.is_multiple_of(head_dim as u64) {
+            bail!(UnsupportedModel, "{rotating} rows are not whole heads of {head_dim}");
+        }
+        self.interleaved = Some(head_dim);
+        Ok(self)
+    }
+
+    /// Errors: that of a type which cannot be read.
+    pub fn readable(&self) -> Result<()> {
+        self.encoding.clone().map(|_| ())
+    }
+
+    /// As a matrix: a vector is one row, the last of more dimensions is the row.
+    pub fn rows_cols(&self) -> (usize, usize) {
+        let cols = self.shape.last().copied().unwrap_or(0) as usize;
+        let rows = self.shape.iter().rev().skip(1).product::<u64>() as usize;
+        (rows, cols)
+    }
+
+    /// The bytes, when they are a payload of `dtype` already.
+    pub fn stored_as(&self, dtype: Dtype) -> Option<&'a [u8]> {
+        matches!(self.encoding, Ok(Encoding::Container(stored)) if stored == dtype).then_some(self.bytes)
+    }
+
+    /// Says that the bytes are not needed any more.
+    pub fn release(&self) {
+        match &self.origin {
+            Origin::File(file, range) => file.release(range.start, range.len()),
+            Origin::Container(container, id) => container.release(*id),
+        }
+    }
+
+    /// A reader of rows. Errors, also those of the reader: `Bounds` when bytes and shape do not fit, `Parse` for a payload
+    /// that is no good.
+    pub fn reader(&self) -> Result<Reader<'a>> {
+        let (rows, cols) = self.rows_cols();
+        let plain = self.plain_reader(rows, cols)?;
+        let Some(head_dim) = self.interleaved else {
+            return Ok(plain);
+        };
+        let source = move |index: usize| {
+            let (head, within) = (index / head_dim, index % head_dim);
+            let (half, j) = (within / (head_dim / 2), within % (head_dim / 2));
+            head * head_dim + 2 * j + half
+        };
+        if self.shape.len() == 1 {
+            return Ok(Box::new(move |first, out| {
+                let mut values = vec![0.0; out.len()];
+                plain(first, &mut values)?;
+                for (index, value) in out.iter_mut().enumerate() {
+                    *value = values.get(source(index)).copied().ok_or_else(|| past(source(index)))?;
+                }
+                Ok(())
+            }));
+        }
+        Ok(Box::new(move |first, out| {
+            let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
+            rows.try_for_each(|(row, out)| plain(source(first + row), out))
+        }))
+    }
+
+    fn plain_reader(&self, rows: usize, cols: usize) -> Result<Reader<'a>> {
+        let bytes = self.bytes;
+        match self.encoding.clone()? {
+            Encoding::Float(float) => Ok(Box::new(move |first, out| {
+                let values = slice(bytes, first * cols, out.len(), float.bytes())?;
+                float.decode(values, out)
+            })),
+            Encoding::Blocks(kind) => {
+                let (weights, size) = kind.block();
+                Ok(Box::new(move |first, out| {
+                    let blocks = slice(bytes, first * (cols / weights), out.len() / weights, size)?;
+                    kind.decode(blocks, out)
+                }))
+            }
+            Encoding::Container(dtype) => {
+                let decoder = dtype.decoder(bytes, rows, cols)?;
+                Ok(Box::new(move |first, out| {
+                    let wanted = out.len() / cols.max(1);
+                    if first.checked_add(wanted).is_none_or(|last| last > rows) {
+                        return Err(past(first));
+                    }
+                    out.chunks_exact_mut(cols.max(1))
+                        .enumerate()
+                        .for_each(|(row, out)| decoder.row(first + row, out));
+                    Ok(())
+                }))
+            }
+        }
+    }
+
+    /// Whether both hold the same values in the same shape, bit for bit.
+    pub fn same(&self, other: &Matrix) -> Result<bool> {
+        if self.shape != other.shape {
+            return Ok(false);
+        }
+        let (rows, cols) = self.rows_cols();
+        let (this, that) = (self.reader()?, other.reader()?);
+        let step = (COMPARED / cols.max(1)).max(1);
+        for first in (0..rows).step_by(step) {
+            let count = step.min(rows - first) * cols;
+            let (mut a, mut b) = (vec![0.0f32; count], vec![0.0f32; count]);
+            this(first, &mut a)?;
+            that(first, &mut b)?;
+            if a.iter().zip(&b).any(|(a, b)| a.to_bits() != b.to_bits()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn past(row: usize) -> Error {
+    Error::new(Kind::Bounds, format!("row {row} lies past the end of the tensor"))
+}
+
+/// `count` units of `size` bytes from unit `first` on.
+fn slice(bytes: &[u8], first: usize, count: usize, size: usize) -> Result<&[u8]> {
+    let start = first.checked_mul(size);
+    let end = start
+        .zip(count.checked_mul(size))
+        .and_then(|(start, length)| start.checked_add(length));
+    let found = start.zip(end).and_then(|(start, end)| bytes.get(start..end));
+    found.ok_or_else(|| {
+        Error::new(
+            Kind::Bounds,
+            format!(
+                "{count} × {size} bytes from unit {first} on lie past {} bytes",
+                bytes.len()
+            ),
+        )
+    })
+}

@@ -1,0 +1,321 @@
+//! From other people's files to a container: Hugging Face directories, GGUF files, and containers of another type.
+//!
+//! An importer describes its source as a [`Model`]: a header, and tensors as matrices that can be read row by row. What
+//! happens then is the same for all: every tensor gets a type, is encoded from the map and written. Nothing is held in
+//! memory but the tensor in hand. Nothing here knows a device.
+
+mod arch;
+mod bind;
+mod family;
+mod gguf;
+mod hf;
+mod matrix;
+mod requant;
+mod rope;
+mod tokenizer;
+
+use crate::container::{Arch, Sections, TensorSpec, Writer};
+use crate::dtype::Dtype;
+use crate::dtype::encode::{encode, storage_dtype};
+use crate::error::{Error, Kind, Result, bail};
+use family::{EMBED, LM_HEAD};
+use matrix::{Encoding, Matrix};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// What to convert to.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The type of matrices. Vectors and tiny tensors are f16 whatever is asked for.
+    pub quant: Dtype,
+}
+
+/// What a conversion did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Tensors written.
+    pub tensors: usize,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Source tensors that nothing needs, by name, each with the reason.
+    pub dropped: Vec<String>,
+    /// What a person should know about the result.
+    pub notes: Vec<String>,
+}
+
+/// What is happening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// A tensor was written.
+    Tensor {
+        /// How many are written now.
+        done: usize,
+        /// How many there are.
+        total: usize,
+        /// The one that was just written.
+        name: &'a str,
+    },
+}
+
+/// Converts the model at `src` to the container `out`, which is written under another name and renamed at the end.
+///
+/// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file or a container.
+/// Errors: `UnsupportedModel` names the architecture or the configuration key that cannot be honoured,
+/// `UnsupportedTensorType` the type that cannot be read or written, `MissingTensor` what the network needs and the source
+/// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` and the container's own for files that are no good.
+pub fn convert(src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event)) -> Result<Report> {
+    if options.quant.quant_name().is_empty() {
+        bail!(Usage, "{} can be read but not written", options.quant.name());
+    }
+    match kind_of(src)? {
+        SourceKind::HuggingFace => {
+            let source = hf::Source::open(src)?;
+            source.files().try_for_each(|file| not_the_output(file, out))?;
+            write(source.model()?, src, out, options, progress)
+        }
+        SourceKind::Gguf => {
+            not_the_output(src, out)?;
+            let source = gguf::Source::open(src)?;
+            write(source.model()?, src, out, options, progress)
+        }
+        SourceKind::Container => {
+            let source = requant::Source::open(src)?;
+            source.files().try_for_each(|file| not_the_output(file, out))?;
+            write(source.model()?, src, out, options, progress)
+        }
+    }
+}
+
+enum SourceKind {
+    HuggingFace,
+    Gguf,
+    Container,
+}
+
+/// Looks at the first bytes of a file; a name is believed only where a format has no magic number.
+fn kind_of(src: &Path) -> Result<SourceKind> {
+    let meta = std::fs::metadata(src).map_err(|err| Error::io(src, &err))?;
+    if meta.is_dir() {
+        return Ok(SourceKind::HuggingFace);
+    }
+    let shown = src.display();
+    if !meta.is_file() {
+        bail!(Io, "{shown}: wanted a file or a directory, found a special file");
+    }
+    let mut start = Vec::new();
+    let file = File::open(src).map_err(|err| Error::io(src, &err))?;
+    file.take(8)
+        .read_to_end(&mut start)
+        .map_err(|err| Error::io(src, &err))?;
+    if start.starts_with(&crate::container::gguf::MAGIC) {
+        return Ok(SourceKind::Gguf);
+    }
+    if start.starts_with(b"CMF") {
+        return Ok(SourceKind::Container);
+    }
+    if src
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("safetensors"))
+    {
+        return Ok(SourceKind::HuggingFace);
+    }
+    if start.starts_with(b"PK\x03\x04") || start.starts_with(b"\x80\x02") {
+        bail!(
+            InvalidMagic,
+            "{shown}: pickled weights are never read, convert them to safetensors"
+        );
+    }
+    bail!(
+        InvalidMagic,
+        "{shown}: wanted a directory, a .safetensors, a GGUF or a CMF file, found bytes {start:02x?}"
+    );
+}
+
+/// Errors: `Usage` when `out` is `input`.
+fn not_the_output(input: &Path, out: &Path) -> Result<()> {
+    let same = out
+        .canonicalize()
+        .ok()
+        .is_some_and(|out| input.canonicalize().is_ok_and(|input| input == out));
+    if same {
+        bail!(Usage, "{}: the output would replace an input", out.display());
+    }
+    Ok(())
+}
+
+/// One tensor on its way: the container's name and where the values are.
+struct Tensor<'a> {
+    name: String,
+    data: Matrix<'a>,
+}
+
+/// A source, described.
+struct Model<'a> {
+    header: Map<String, Value>,
+    /// `tokenizer.json`.
+    vocab: Option<Cow<'a, [u8]>>,
+    masks: Option<Masks<'a>>,
+    tensors: Vec<Tensor<'a>>,
+    dropped: Vec<String>,
+    notes: Vec<String>,
+}
+
+/// The masks section of a source.
+struct Masks<'a> {
+    bytes: &'a [u8],
+    /// Whether it has rows for every pass of a looped network.
+    by_pass: bool,
+}
+
+/// What an importer found out about a model that was trained elsewhere.
+struct Import<'a> {
+    arch: Arch,
+    tokenizer_config: Map<String, Value>,
+    provenance: Map<String, Value>,
+    vocab: Option<Vec<u8>>,
+    bound: bind::Bound<'a>,
+}
+
+impl<'a> Import<'a> {
+    /// Errors: `Parse` for an impossible network, `Tokenizer` for ids that the embedding does not have.
+    fn model(self) -> Result<Model<'a>> {
+        let Import {
+            arch,
+            mut tokenizer_config,
+            provenance,
+            vocab,
+            bound,
+        } = self;
+        let bind::Bound {
+            tensors,
+            dropped,
+            mut notes,
+        } = bound;
+        arch.validate()?;
+        let known = |id: &Value| id.as_u64().is_some_and(|id| id < arch.vocab_size as u64);
+        let eos = tokenizer_config.get("eos_token_ids").and_then(Value::as_array);
+        let stops = eos.into_iter().flatten().chain(tokenizer_config.get("bos_token_id"));
+        if let Some(id) = stops.into_iter().find(|id| !known(id)) {
+            bail!(
+                Tokenizer,
+                "token id {id} starts or ends texts, but the vocabulary has {} entries",
+                arch.vocab_size
+            );
+        }
+        if let Some(id) = tokenizer_config.get("pad_token_id").filter(|id| !known(id)).cloned() {
+            tokenizer_config.remove("pad_token_id");
+            notes.push(format!(
+                "padding token {id} is left out: the vocabulary has {} entries",
+                arch.vocab_size
+            ));
+        }
+        let arch = serde_json::to_value(&arch)
+            .map_err(|err| Error::new(Kind::Parse, format!("the network's description is no JSON: {err}")))?;
+        let header = [
+            ("arch", arch),
+            ("provenance", provenance.into()),
+            ("tokenizer_config", tokenizer_config.into()),
+        ];
+        let header = header.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        Ok(Model {
+            header,
+            vocab: vocab.map(Cow::Owned),
+            masks: None,
+            tensors,
+            dropped,
+            notes,
+        })
+    }
+}
+
+/// The type in which a tensor is written.
+fn dtype_of(tensor: &Tensor, quant: Dtype) -> Dtype {
+    let requested = if four_bit(quant) && outermost(&tensor.name) {
+        Dtype::Q82f
+    } else {
+        quant
+    };
+    storage_dtype(requested, &tensor.data.shape)
+}
+
+fn four_bit(quant: Dtype) -> bool {
+    matches!(quant, Dtype::Q4Block | Dtype::Q4Tiled | Dtype::Q4tp)
+}
+
+fn outermost(name: &str) -> bool {
+    name == EMBED || name == LM_HEAD
+}
+
+fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event)) -> Result<Report> {
+    let Model {
+        mut header,
+        vocab,
+        masks,
+        tensors,
+        dropped,
+        mut notes,
+    } = model;
+    if four_bit(options.quant) && tensors.iter().any(|tensor| outermost(&tensor.name)) {
+        notes.push(format!(
+            "embedding and output projection are q8_2f, the other matrices {}",
+            options.quant.name()
+        ));
+    }
+    header.insert("quant_type".into(), options.quant.name().to_uppercase().into());
+    let provenance = header.entry("provenance").or_insert_with(|| Map::new().into());
+    if let Value::Object(provenance) = provenance {
+        let name = src.file_name().map(|name| name.to_string_lossy().into_owned());
+        provenance.insert(
+            "tool".into(),
+            concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " convert").into(),
+        );
+        provenance.insert("source_model".into(), name.into());
+        provenance.insert("weight_quant".into(), options.quant.quant_name().into());
+    }
+    let spec = |tensor: &Tensor| TensorSpec {
+        name: tensor.name.clone(),
+        dtype: dtype_of(tensor, options.quant),
+        shape: tensor.data.shape.clone(),
+    };
+    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
+    let sections = Sections {
+        vocab: vocab.as_deref(),
+        masks: masks.as_ref().map(|masks| masks.bytes),
+    };
+    let mut writer = Writer::create(out, header, specs, sections)?;
+    if masks.is_some_and(|masks| masks.by_pass) {
+        writer = writer.with_loop_masks()?;
+    }
+    for (index, tensor) in tensors.iter().enumerate() {
+        let dtype = dtype_of(tensor, options.quant);
+        let name = tensor.name.as_str();
+        let payload = payload(&tensor.data, dtype).map_err(|err| err.context(format!("tensor '{name}'")))?;
+        writer.write(&payload)?;
+        tensor.data.release();
+        progress(Event::Tensor {
+            done: index + 1,
+            total: tensors.len(),
+            name,
+        });
+    }
+    let bytes = writer.finish()?;
+    Ok(Report {
+        tensors: tensors.len(),
+        bytes,
+        dropped,
+        notes,
+    })
+}
+
+/// The bytes of a tensor in `dtype`. What is in that type already stays as it is.
+fn payload<'a>(data: &Matrix<'a>, dtype: Dtype) -> Result<Cow<'a, [u8]>> {
+    if let Some(bytes) = data.stored_as(dtype) {
+        return Ok(Cow::Borrowed(bytes));
+    }
+    let (rows, cols) = data.rows_cols();
+    let reader = data.reader()?;
+    encode(dtype, rows, cols, &*reader).map(Cow::Owned)
+}
