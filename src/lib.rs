@@ -3,17 +3,21 @@
 //! `Container → Model → Program → Session(Device) → Engine`: a checked, memory-mapped file; the typed network bound from the
 //! tensors present; a flat list of steps; its realisation on a device with a KV cache; and the façade that chats.
 
+mod budget;
 pub mod container;
 pub mod convert;
 pub mod dtype;
+pub mod engine;
 pub mod error;
 pub mod gpu;
 pub mod kernel;
 pub mod model;
+pub mod options;
 pub mod program;
 pub mod sampling;
 pub mod session;
 pub mod shader;
 pub mod text;
 
+pub use engine::Engine;
 pub use error::{Error, Kind, Result};

@@ -341,6 +341,26 @@ pub struct Counters {
     pub gpu_bytes: u64,
 }
 
+impl Counters {
+    /// What was done since an earlier snapshot. `gpu_bytes` is not a total and stays as it is.
+    pub fn since(&self, before: &Counters) -> Counters {
+        Counters {
+            submits: self.submits - before.submits,
+            passes: self.passes - before.passes,
+            dispatches: self.dispatches - before.dispatches,
+            readback_bytes: self.readback_bytes - before.readback_bytes,
+            weight_bytes: self.weight_bytes - before.weight_bytes,
+            bind_groups_created: self.bind_groups_created - before.bind_groups_created,
+            buffers_created: self.buffers_created - before.buffers_created,
+            write_buffer_calls: self.write_buffer_calls - before.write_buffer_calls,
+            pipelines_compiled: self.pipelines_compiled - before.pipelines_compiled,
+            pipeline_us: self.pipeline_us - before.pipeline_us,
+            upload_bytes: self.upload_bytes - before.upload_bytes,
+            gpu_bytes: self.gpu_bytes,
+        }
+    }
+}
+
 /// A run whose control words can be waited for.
 pub struct Ticket(pub(crate) u64);
 

@@ -1,0 +1,55 @@
+//! How much memory this machine can still give: the smaller of what is free and what the control group allows.
+
+use std::path::Path;
+
+/// Bytes that can be allocated without swapping, or `None` where the system does not say. `root` is `/` outside of tests.
+pub fn available_memory(root: &Path) -> Option<u64> {
+    let text = |path: &str| std::fs::read_to_string(root.join(path)).ok();
+    let number = |path: &str| text(path).and_then(|text| text.trim().parse::<u64>().ok());
+    let meminfo = text("proc/meminfo")?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let free = line
+        .trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)?;
+    // Control groups, version 2 and version 1; "max" and absurdly large numbers mean no limit.
+    let groups = [
+        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+        (
+            "sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ];
+    let limits = groups
+        .iter()
+        .filter_map(|(limit, used)| Some(number(limit)?.saturating_sub(number(used).unwrap_or(0))));
+    Some(limits.fold(free, u64::min))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_control_group_is_a_limit_too() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(available_memory(root.path()), None);
+        fs::create_dir_all(root.path().join("proc")).unwrap();
+        fs::create_dir_all(root.path().join("sys/fs/cgroup")).unwrap();
+        fs::write(
+            root.path().join("proc/meminfo"),
+            "MemTotal: 9 kB\nMemAvailable:    4194304 kB\n",
+        )
+        .unwrap();
+        assert_eq!(available_memory(root.path()), Some(4 << 30));
+        fs::write(root.path().join("sys/fs/cgroup/memory.max"), "max\n").unwrap();
+        assert_eq!(available_memory(root.path()), Some(4 << 30));
+        fs::write(root.path().join("sys/fs/cgroup/memory.max"), "1073741824\n").unwrap();
+        fs::write(root.path().join("sys/fs/cgroup/memory.current"), "1048576\n").unwrap();
+        assert_eq!(available_memory(root.path()), Some((1 << 30) - (1 << 20)));
+    }
+}

@@ -1,0 +1,90 @@
+//! What a caller may choose when loading a model and asking for an answer, with defaults and units.
+
+use crate::error::{Error, Kind, Result};
+use crate::kernel::Kv;
+use crate::sampling::Sampling;
+use std::str::FromStr;
+
+/// Positions planned when the caller does not say, unless the model was trained for fewer.
+pub const DEFAULT_CTX: u32 = 4096;
+/// Most tokens of an answer when the caller does not say.
+pub const DEFAULT_MAX_TOKENS: usize = 512;
+
+/// Which device runs the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// Hardware if there is any, else a software adapter, else the CPU reference; the placement says which and why.
+    #[default]
+    Auto,
+    /// Hardware, or nothing.
+    Gpu,
+    /// A software adapter, or nothing.
+    Software,
+    /// The CPU reference kernels.
+    Cpu,
+    /// The adapter with this number in the list of devices.
+    Index(usize),
+    /// The first adapter whose name contains this, whatever the case.
+    Name(String),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<DeviceChoice> {
+        Ok(match text {
+            "auto" => DeviceChoice::Auto,
+            "gpu" => DeviceChoice::Gpu,
+            "software" => DeviceChoice::Software,
+            "cpu" => DeviceChoice::Cpu,
+            "" => return Err(Error::new(Kind::Usage, "an empty device name")),
+            other => match other.parse() {
+                Ok(index) => DeviceChoice::Index(index),
+                Err(_) => DeviceChoice::Name(other.to_string()),
+            },
+        })
+    }
+}
+
+/// How a model is loaded.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Which device runs it.
+    pub device: DeviceChoice,
+    /// Positions of the context; `None` = 4096 or what the model was trained for, if that is less; 0 = the latter.
+    pub ctx: Option<u32>,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+    /// Most device memory to use, in MiB; `None` = what the device has.
+    pub vram_mb: Option<u64>,
+    /// Compile shaders with bounds checks.
+    pub checked_shaders: bool,
+    /// Whether logits of every prompt position will be asked for.
+    pub all_logits: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions {
+            device: DeviceChoice::Auto,
+            ctx: None,
+            kv: Kv::F16,
+            vram_mb: None,
+            checked_shaders: false,
+            all_logits: false,
+        }
+    }
+}
+
+/// How an answer is made.
+#[derive(Clone, Debug, Default)]
+pub struct AnswerOptions {
+    /// How tokens are chosen; `None` = the model's own defaults.
+    pub sampling: Option<Sampling>,
+    /// Most tokens; `None` = 512.
+    pub max_tokens: Option<usize>,
+    /// Texts that end the answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Further variables for the chat template, as in `{"enable_thinking": false}`.
+    pub template_kwargs: serde_json::Map<String, serde_json::Value>,
+}
