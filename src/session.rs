@@ -79,7 +79,12 @@ pub struct Session {
 impl Session {
     /// A session with an empty cache.
     pub fn new(plan: Arc<Plan>, executor: Box<dyn Executor>) -> Session {
-        Session { plan, executor, cached: Vec::new(), pending_columns: 0 }
+        Session {
+            plan,
+            executor,
+            cached: Vec::new(),
+            pending_columns: 0,
+        }
     }
 
     /// The plan it runs.
@@ -116,13 +121,23 @@ impl Session {
             bail!(Usage, "token {token} is not in the vocabulary of {}", self.plan.vocab);
         }
         if tokens.len() > self.plan.ctx as usize {
-            bail!(ContextFull, "the prompt has {} tokens, the context {}; a larger --ctx would help", tokens.len(), self.plan.ctx);
+            bail!(
+                ContextFull,
+                "the prompt has {} tokens, the context {}; a larger --ctx would help",
+                tokens.len(),
+                self.plan.ctx
+            );
         }
         Ok(())
     }
 
     fn start(&mut self, token: u32, pos: u32, columns: u32) -> Result<()> {
-        let ctl = Ctl { token, pos, columns, ..Ctl::default() };
+        let ctl = Ctl {
+            token,
+            pos,
+            columns,
+            ..Ctl::default()
+        };
         self.executor.write(self.plan.fixed.ctl, bytemuck::cast_slice(&[ctl]))
     }
 
@@ -153,7 +168,10 @@ impl Session {
         let (pos, columns) = (self.cached.len() as u32, chunk.len() as u32);
         self.executor.write(self.plan.fixed.tokens, chunk)?;
         self.start(0, pos, columns)?;
-        Ok(Extent { columns, end: pos + columns })
+        Ok(Extent {
+            columns,
+            end: pos + columns,
+        })
     }
 
     fn end_chunk(&mut self, chunk: &[u32]) {
@@ -181,7 +199,10 @@ impl Session {
         self.executor.write(self.plan.fixed.settings, &settings)?;
         let start = self.cached.len();
         let columns = std::mem::take(&mut self.pending_columns);
-        let extent = Extent { columns, end: start as u32 };
+        let extent = Extent {
+            columns,
+            end: start as u32,
+        };
         let mut in_flight = self.executor.submit(Which::Head, extent)?;
         let mut emitted = 0;
         loop {
@@ -189,7 +210,13 @@ impl Session {
             let pos = start + emitted;
             let more = emitted + 1 < generation.max_tokens && pos < self.plan.ctx as usize && !cancel.is_cancelled();
             let next: Option<Ticket> = match more {
-                true => Some(self.executor.submit(Which::Decode, Extent { columns: 1, end: pos as u32 + 1 })?),
+                true => Some(self.executor.submit(
+                    Which::Decode,
+                    Extent {
+                        columns: 1,
+                        end: pos as u32 + 1,
+                    },
+                )?),
                 false => None,
             };
             let ctl = self.executor.wait(in_flight)?;
@@ -253,7 +280,14 @@ impl Session {
         for &token in rest {
             let pos = self.cached.len() as u32;
             self.start(token, pos, 1)?;
-            let columns = self.forward(Which::Decode, Extent { columns: 1, end: pos + 1 }, hidden)?;
+            let columns = self.forward(
+                Which::Decode,
+                Extent {
+                    columns: 1,
+                    end: pos + 1,
+                },
+                hidden,
+            )?;
             self.cached.push(token);
             for (logits, hidden) in columns {
                 sink(at, &logits, &hidden)?;
@@ -265,7 +299,10 @@ impl Session {
     }
 
     /// Runs a program; logits and layer outputs of every column.
-    #[allow(clippy::type_complexity, reason = "one pair per column, named in the documentation of the only caller")]
+    #[allow(
+        clippy::type_complexity,
+        reason = "one pair per column, named in the documentation of the only caller"
+    )]
     fn forward(&mut self, which: Which, extent: Extent, hidden: bool) -> Result<Vec<(Vec<f32>, Vec<Vec<f32>>)>> {
         let plan = self.plan.clone();
         let program = plan.program(which);
@@ -277,13 +314,19 @@ impl Session {
                 self.executor.run(which, done..end, extent)?;
                 done = end;
                 let all = self.columns(program.hidden, plan.hidden as usize, columns)?;
-                result.iter_mut().zip(all).for_each(|(column, values)| column.1.push(values));
+                result
+                    .iter_mut()
+                    .zip(all)
+                    .for_each(|(column, values)| column.1.push(values));
             }
         }
         self.executor.run(which, done..program.steps.len(), extent)?;
         if let Some(buffer) = program.logits {
             let all = self.columns(buffer, plan.vocab as usize, columns)?;
-            result.iter_mut().zip(all).for_each(|(column, values)| column.0 = values);
+            result
+                .iter_mut()
+                .zip(all)
+                .for_each(|(column, values)| column.0 = values);
         }
         Ok(result)
     }
@@ -293,6 +336,9 @@ impl Session {
         let stride = len.next_multiple_of(32);
         let words = self.executor.read(buffer, 0, stride * columns)?;
         let floats: &[f32] = bytemuck::cast_slice(&words);
-        Ok(floats.chunks_exact(stride).map(|column| column[..len].to_vec()).collect())
+        Ok(floats
+            .chunks_exact(stride)
+            .map(|column| column[..len].to_vec())
+            .collect())
     }
 }
