@@ -8,6 +8,10 @@ struct Block {
     k4: vec4<f32>, k5: vec4<f32>, k6: vec4<f32>, k7: vec4<f32>,
 }
 
+// The units of a row, none if the run has no columns. Besides: a loop or a branch that depends on uniforms alone makes the
+// software Vulkan driver specialise and compile the kernel anew at every dispatch, so no hot kernel has one.
+fn units_of_run() -> u32 { return params.units * min(ctl.columns, 1u); }
+
 fn part_of(row: u32) -> u32 { return u32(row >= params.part1) + u32(row >= params.part2); }
 
 fn rows_open(rows: vec4<u32>) -> Rows4 {

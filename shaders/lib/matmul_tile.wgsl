@@ -17,7 +17,7 @@ fn tile(rows: vec4<u32>, column0: u32) -> Tile {
     var c5 = vec4<f32>(0.0);
     var c6 = vec4<f32>(0.0);
     var c7 = vec4<f32>(0.0);
-    for (var unit = 0u; unit < params.units; unit += 1u) {
+    for (var unit = 0u; unit < units_of_run(); unit += 1u) {
         let s = unit_scales(opened, unit);
         for (var j = 0u; j < 4u; j += 1u) {
             let w = block(opened, part, unit, j, s);

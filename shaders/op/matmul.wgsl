@@ -7,7 +7,7 @@ struct Params {
     part1: u32,     // first row of the second stacked tensor, in this segment
     part2: u32,     // first row of the third
     y_stride: u32,  // vectors of 4 from one column of y to the next
-    has_bias: u32,
+    has_bias: u32,  // 0 = bias[0] is zero and stands for all
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
@@ -32,8 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let rows = rows_from(first, params.rows - 1u);
     let t = tile(rows, column0);
     let scale = row_scales(rows);
-    var offset = vec4<f32>(0.0);
-    if (params.has_bias != 0u) { offset = bias[(params.row0 + first) >> 2u]; }
+    let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
     store(column0, first, fma(t.c0, scale, offset));
     store(column0 + 1u, first, fma(t.c1, scale, offset));
     store(column0 + 2u, first, fma(t.c2, scale, offset));

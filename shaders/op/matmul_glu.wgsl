@@ -8,7 +8,7 @@ struct Params {
     part1: u32,     // outputs of this segment: where its up rows begin
     part2: u32,     // unused third part
     y_stride: u32,  // vectors of 4 from one column of y to the next
-    has_bias: u32,
+    has_bias: u32,  // 0 = bias[0] is zero and stands for all
     bias_up: u32,   // where the up biases begin, a multiple of 4
     gelu: u32,      // 1 = gelu_tanh, 0 = silu
 }
@@ -47,7 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var u1 = vec4<f32>(0.0);
     var u2 = vec4<f32>(0.0);
     var u3 = vec4<f32>(0.0);
-    for (var unit = 0u; unit < params.units; unit += 1u) {
+    for (var unit = 0u; unit < units_of_run(); unit += 1u) {
         let gate_scales = unit_scales(gate, unit);
         let up_scales = unit_scales(up, unit);
         for (var j = 0u; j < 4u; j += 1u) {
@@ -66,12 +66,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let gs = row_scales(gate_rows);
     let us = row_scales(up_rows);
-    var gate_bias = vec4<f32>(0.0);
-    var up_bias = vec4<f32>(0.0);
-    if (params.has_bias != 0u) {
-        gate_bias = bias[(params.row0 + first) >> 2u];
-        up_bias = bias[(params.bias_up + params.row0 + first) >> 2u];
-    }
+    let gate_bias = bias[((params.row0 + first) >> 2u) * params.has_bias];
+    let up_bias = bias[((params.bias_up + params.row0 + first) >> 2u) * params.has_bias];
     store(column0, first, fma(g0, gs, gate_bias), fma(u0, us, up_bias));
     store(column0 + 1u, first, fma(g1, gs, gate_bias), fma(u1, us, up_bias));
     store(column0 + 2u, first, fma(g2, gs, gate_bias), fma(u2, us, up_bias));

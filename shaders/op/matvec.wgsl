@@ -6,10 +6,10 @@ struct Params {
     row0: u32,            // first row of this segment in y and bias, a multiple of 4
     part1: u32,           // first row of the second stacked tensor, in this segment
     part2: u32,           // first row of the third
-    square_vectors: u32,  // vectors of 4 sums of squares; 0 = x is taken as it is
+    square_vectors: u32,  // vectors of 4 sums of squares; 0, with eps 1, takes x as it is
     inv_cols: f32,        // 1 / number of elements under the norm
     eps: f32,
-    has_bias: u32,
+    has_bias: u32,        // 0 = bias[0] is zero and stands for all
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
@@ -24,13 +24,11 @@ const TWO_PARTS: bool = false;
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let first = team_block(group, thread) * 4u;
     let rows = rows_from(first);
-    var scale = 1.0;
-    if (params.square_vectors != 0u) { scale = norm_scale(thread); }
+    let scale = norm_scale(thread);
     let dots = dot_rows(thread, rows);
     if (thread % LANES != 0u || first >= params.rows) { return; }
     let i = (params.row0 + first) >> 2u;
-    var offset = vec4<f32>(0.0);
-    if (params.has_bias != 0u) { offset = bias[i]; }
+    let offset = bias[i * params.has_bias];
     let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     y[i] = select(vec4<f32>(0.0), fma(dots, row_scales(rows) * scale, offset), all < vec4<u32>(params.rows));
 }

@@ -6,7 +6,7 @@ struct Params {
     row0: u32,      // first row of this segment in the outputs, a multiple of 4
     part1: u32,     // first row of the second stacked tensor, in this segment
     part2: u32,     // first row of the third
-    has_bias: u32,
+    has_bias: u32,  // 0 = bias[0] is zero and stands for all
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
@@ -26,8 +26,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let dots = dot_rows(thread, rows);
     if (thread % LANES != 0u || first >= params.rows) { return; }
     let i = (params.row0 + first) >> 2u;
-    var offset = vec4<f32>(0.0);
-    if (params.has_bias != 0u) { offset = bias[i]; }
+    let offset = bias[i * params.has_bias];
     let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let sum = h[i] + select(vec4<f32>(0.0), fma(dots, row_scales(rows), offset), all < vec4<u32>(params.rows));
     h[i] = sum;

@@ -6,10 +6,10 @@ struct Params {
     row0: u32,            // first output of this segment in y
     part1: u32,           // outputs of this segment: where its up rows begin
     part2: u32,           // unused third part
-    square_vectors: u32,  // vectors of 4 sums of squares; 0 = x is taken as it is
+    square_vectors: u32,  // vectors of 4 sums of squares; 0, with eps 1, takes x as it is
     inv_cols: f32,        // 1 / number of elements under the norm
     eps: f32,
-    has_bias: u32,
+    has_bias: u32,        // 0 = bias[0] is zero and stands for all
     bias_up: u32,         // where the up biases begin
     gelu: u32,            // 1 = gelu_tanh, 0 = silu
 }
@@ -28,16 +28,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let second = min(first + 1u, params.part1 - 1u);
     let gate_rows = min(vec2<u32>(first, second), vec2<u32>(params.part1 - 1u));
     let rows = vec4<u32>(gate_rows, gate_rows + vec2<u32>(params.part1));
-    var scale = 1.0;
-    if (params.square_vectors != 0u) { scale = norm_scale(thread); }
+    let scale = norm_scale(thread);
     let dots = dot_rows(thread, rows);
     if (thread % LANES != 0u || first >= params.part1) { return; }
     let i = params.row0 + first;
     let j = params.row0 + second;
-    var offset = vec4<f32>(0.0);
-    if (params.has_bias != 0u) {
-        offset = vec4<f32>(bias[i], bias[j], bias[params.bias_up + i], bias[params.bias_up + j]);
-    }
+    let k = vec4<u32>(i, j, params.bias_up + i, params.bias_up + j) * params.has_bias;
+    let offset = vec4<f32>(bias[k.x], bias[k.y], bias[k.z], bias[k.w]);
     let v = fma(dots, row_scales(rows) * scale, offset);
     y[i] = glu(v.x, v.z);
     if (second != first) { y[j] = glu(v.y, v.w); }
