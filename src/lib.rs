@@ -8,6 +8,7 @@ pub mod convert;
 pub mod dtype;
 pub mod error;
 pub mod gpu;
+pub mod host;
 pub mod kernel;
 pub mod model;
 pub mod program;
