@@ -11,6 +11,7 @@ pub mod gpu;
 pub mod host;
 pub mod kernel;
 pub mod model;
+pub mod parity;
 pub mod program;
 pub mod sampling;
 pub mod session;
