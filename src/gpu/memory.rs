@@ -235,40 +235,11 @@ fn fill(
 
 /// Decodes and sends a vector.
 pub fn upload_vector(ring: &mut Ring, vector: &Vector, to: &wgpu::Buffer, tensors: &dyn Tensors) -> Result<()> {
-    let values = vector_values(vector, tensors)?;
+    let values = vector.values(tensors)?;
     ring.put(to, 0, values.len() * 4, |out| {
         out.copy_from_slice(bytemuck::cast_slice(&values));
         Ok(())
     })
-}
-
-/// A vector's elements, padded.
-pub fn vector_values(vector: &Vector, tensors: &dyn Tensors) -> Result<Vec<f32>> {
-    let mut values = Vec::with_capacity(vector.padded_len());
-    for piece in &vector.pieces {
-        let at = values.len();
-        values.resize(at + piece.len, 0.0);
-        if let Some(id) = piece.tensor {
-            let info = &tensors.infos()[id];
-            let (rows, cols) = info.rows_cols();
-            if rows * cols != piece.len {
-                bail!(
-                    Parse,
-                    "tensor '{}' has {} elements, wanted {}",
-                    info.name,
-                    rows * cols,
-                    piece.len
-                );
-            }
-            let decoder = info.dtype.decoder(tensors.bytes(id)?, rows, cols)?;
-            for (row, out) in values[at..].chunks_exact_mut(cols).enumerate() {
-                decoder.row(row, out);
-            }
-            values[at..].iter_mut().for_each(|value| *value += vector.add);
-        }
-    }
-    values.resize(vector.padded_len(), 0.0);
-    Ok(values)
 }
 
 /// Sends a buffer's first contents, if it has any.

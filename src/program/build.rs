@@ -1,11 +1,9 @@
 //! From a [`Model`] to a [`Plan`]: one walk over the layers writes the decode and the prefill programs.
 
-use super::{
-    ATTENTION_BLOCK, Bind, Buffer, BufferId, Fill, Fixed, Grid, Matrix, MatrixId, Piece, Plan, Program, Run, Segment,
-};
-use super::{Step, Vector, VectorId};
+use super::{ATTENTION_BLOCK, Bind, Buffer, BufferId, Fill, Fixed, Grid, Matrix, MatrixId, Piece, Plan, Program, Step};
+use super::{Vector, VectorId, weights};
 use crate::container::{TensorId, Tensors};
-use crate::dtype::planes::{Geometry, Planes};
+use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::kernel::{self, Kv, Op};
 use crate::model::{Activation, Attention, Ffn, Linear, Model};
@@ -242,96 +240,12 @@ impl Builder<'_> {
     }
 
     fn planes(&self, tensor: TensorId) -> Result<Planes> {
-        let info = &self.tensors.infos()[tensor];
-        Planes::of(info.dtype, info.rows_cols().1).map_err(|err| err.context(format!("tensor '{}'", info.name)))
+        weights::planes(self.tensors, tensor)
     }
 
-    /// Stacks tensors of one type and width. A pair is cut so that each segment has as many rows of the second tensor as of
-    /// the first.
     fn matrix(&mut self, label: String, parts: &[TensorId], pair: bool) -> Result<MatrixId> {
-        let shapes: Vec<_> = parts.iter().map(|&id| self.tensors.infos()[id].rows_cols()).collect();
-        let cols = shapes[0].1;
-        let planes = self.planes(parts[0])?;
-        let outputs: usize = if pair {
-            shapes[0].0
-        } else {
-            shapes.iter().map(|shape| shape.0).sum()
-        };
-        let stored = |outputs: usize| if pair { outputs * 2 } else { outputs };
-        let geometry = |outputs: usize| Geometry {
-            planes,
-            rows: stored(outputs),
-            cols,
-            parts: parts.len(),
-        };
-        let fits = |outputs: usize| {
-            let geometry = geometry(outputs);
-            geometry.code_bytes().max(geometry.scale_bytes()) as u64 <= self.options.max_binding
-        };
-        // A segment holds whole blocks of 32 outputs; the largest that fits is found by halving.
-        let blocks = outputs.div_ceil(32);
-        let (mut low, mut high) = (0, blocks);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits((middle * 32).min(outputs)) {
-                low = middle
-            } else {
-                high = middle - 1
-            }
-        }
-        if low == 0 {
-            bail!(
-                OutOfMemory,
-                "32 rows of {label} do not fit into a binding of {} bytes",
-                self.options.max_binding
-            );
-        }
-        let mut segments = Vec::new();
-        for first in (0..outputs).step_by(low * 32) {
-            let here = first..(first + low * 32).min(outputs);
-            let mut runs = Vec::new();
-            if pair {
-                runs.extend((0..2).map(|part| Run {
-                    part,
-                    rows: here.clone(),
-                }));
-            } else {
-                let mut begin = 0;
-                for (part, shape) in shapes.iter().enumerate() {
-                    let rows = here.start.max(begin)..here.end.min(begin + shape.0);
-                    if !rows.is_empty() {
-                        runs.push(Run {
-                            part,
-                            rows: rows.start - begin..rows.end - begin,
-                        });
-                    }
-                    begin += shape.0;
-                }
-            }
-            let mut part_rows = [u32::MAX; 3];
-            let mut at = 0;
-            for run in &runs {
-                part_rows[run.part] = at as u32;
-                at += run.rows.len();
-            }
-            // Parts that ended before this segment begin at its first row, so that rows count past them.
-            for part in 0..runs[0].part {
-                part_rows[part] = 0;
-            }
-            segments.push(Segment {
-                row0: first as u32,
-                runs,
-                geometry: geometry(here.len()),
-                part_rows,
-            });
-        }
-        self.matrices.push(Matrix {
-            label,
-            parts: parts.to_vec(),
-            planes,
-            cols,
-            segments,
-        });
+        let matrix = Matrix::stack(label, parts, pair, self.tensors, self.options.max_binding)?;
+        self.matrices.push(matrix);
         Ok(self.matrices.len() - 1)
     }
 }
@@ -347,7 +261,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn push(&mut self, mode: Mode, label: String, op: Op, planes: Option<Planes>, bindings: Vec<Bind>, grid: Grid) {
+    fn push(&mut self, mode: Mode, label: String, op: Op, planes: Option<Planes>, bindings: Vec<Bind>) {
+        let grid = Grid::of(&op);
         let step = Step {
             label,
             op,
@@ -401,14 +316,7 @@ impl Walk<'_> {
                 Bind::Buffer(tokens),
                 Bind::Buffer(scratch.h),
             ];
-            self.push(
-                mode,
-                "embed".into(),
-                op,
-                Some(planes),
-                bindings,
-                Grid::Threads(units * 4, 1),
-            );
+            self.push(mode, "embed".into(), op, Some(planes), bindings);
         }
     }
 
@@ -425,14 +333,7 @@ impl Walk<'_> {
             Bind::Buffer(scratch.hg),
             Bind::Buffer(scratch.squares),
         ];
-        self.push(
-            mode,
-            "prep".into(),
-            Op::Prep(kernel::Prep { vectors }),
-            None,
-            bindings,
-            Grid::Threads(vectors, 0),
-        );
+        self.push(mode, "prep".into(), Op::Prep(kernel::Prep { vectors }), None, bindings);
     }
 }
 
@@ -483,7 +384,6 @@ impl Walk<'_> {
             eps: model.eps,
             qk_norm: u32::from(qk_norm[0].is_some()),
         });
-        let all_heads = heads + 2 * kv_heads;
         for (mode, scratch) in [(Mode::Decode, decode), (Mode::Prefill, prefill)] {
             let bindings = vec![
                 Bind::Buffer(self.fixed.ctl),
@@ -494,7 +394,7 @@ impl Walk<'_> {
                 Bind::Buffer(k_cache),
                 Bind::Buffer(v_cache),
             ];
-            self.push(mode, name("rope"), rope, None, bindings, Grid::Groups(all_heads, 1));
+            self.push(mode, name("rope"), rope, None, bindings);
         }
 
         let (scale, softcap) = (model.attn_scale, 0.0);
@@ -534,30 +434,9 @@ impl Walk<'_> {
         };
         let (block_bindings, chunk_bindings) = (caches(decode, decode.part), caches(prefill, prefill.attn));
         let merge_bindings = [self.fixed.ctl, decode.part, decode.attn].map(Bind::Buffer).to_vec();
-        self.push(
-            Mode::Decode,
-            name("block"),
-            Op::AttnBlock(block),
-            None,
-            block_bindings,
-            Grid::Blocks(kv_heads),
-        );
-        self.push(
-            Mode::Decode,
-            name("merge"),
-            Op::AttnMerge(merge),
-            None,
-            merge_bindings,
-            Grid::Threads(heads * head_vectors, 1),
-        );
-        self.push(
-            Mode::Prefill,
-            name("chunk"),
-            Op::AttnChunk(chunk),
-            None,
-            chunk_bindings,
-            Grid::Groups(heads, 4),
-        );
+        self.push(Mode::Decode, name("block"), Op::AttnBlock(block), None, block_bindings);
+        self.push(Mode::Decode, name("merge"), Op::AttnMerge(merge), None, merge_bindings);
+        self.push(Mode::Prefill, name("chunk"), Op::AttnChunk(chunk), None, chunk_bindings);
 
         self.residual(
             &name("o"),
@@ -630,14 +509,7 @@ impl Walk<'_> {
                 bias,
                 Bind::Buffer(decode.act),
             ];
-            self.push(
-                Mode::Decode,
-                name("gate_up"),
-                op,
-                Some(planes),
-                bindings,
-                Grid::Teams(part1.div_ceil(2)),
-            );
+            self.push(Mode::Decode, name("gate_up"), op, Some(planes), bindings);
 
             let y_stride = Self::vectors_of(width);
             let op = Op::MatmulGlu(kernel::MatmulGlu {
@@ -658,14 +530,7 @@ impl Walk<'_> {
                 bias,
                 Bind::Buffer(prefill.act),
             ];
-            self.push(
-                Mode::Prefill,
-                name("gate_up"),
-                op,
-                Some(planes),
-                bindings,
-                Grid::Threads(part1.div_ceil(4), 4),
-            );
+            self.push(Mode::Prefill, name("gate_up"), op, Some(planes), bindings);
         }
         self.residual(
             &name("down"),
@@ -728,14 +593,7 @@ impl Walk<'_> {
                 Bind::Vector(from.bias.unwrap_or(self.none)),
                 Bind::Buffer(y),
             ];
-            self.push(
-                Mode::Decode,
-                label.into(),
-                op,
-                Some(planes),
-                bindings,
-                Grid::Teams(rows.div_ceil(4)),
-            );
+            self.push(Mode::Decode, label.into(), op, Some(planes), bindings);
         }
     }
 
@@ -771,14 +629,7 @@ impl Walk<'_> {
                 Bind::Vector(from.bias.unwrap_or(self.none)),
                 Bind::Buffer(y),
             ];
-            self.push(
-                Mode::Prefill,
-                label.into(),
-                op,
-                Some(planes),
-                bindings,
-                Grid::Threads(rows.div_ceil(4), 8),
-            );
+            self.push(Mode::Prefill, label.into(), op, Some(planes), bindings);
         }
     }
 
@@ -818,14 +669,7 @@ impl Walk<'_> {
                 Bind::Buffer(decode.hg),
                 Bind::Buffer(decode.squares),
             ];
-            self.push(
-                Mode::Decode,
-                label.into(),
-                op,
-                Some(planes),
-                bindings,
-                Grid::Teams(rows.div_ceil(4)),
-            );
+            self.push(Mode::Decode, label.into(), op, Some(planes), bindings);
 
             let y_stride = Self::vectors_of(linear.rows);
             let op = Op::MatmulAdd(kernel::MatmulAdd {
@@ -844,14 +688,7 @@ impl Walk<'_> {
                 bias,
                 Bind::Buffer(prefill.h),
             ];
-            self.push(
-                Mode::Prefill,
-                label.into(),
-                op,
-                Some(planes),
-                bindings,
-                Grid::Threads(rows.div_ceil(4), 8),
-            );
+            self.push(Mode::Prefill, label.into(), op, Some(planes), bindings);
         }
         Ok(())
     }
@@ -868,7 +705,7 @@ impl Walk<'_> {
             Bind::Vector(norm),
             Bind::Buffer(y),
         ];
-        self.push(Mode::Prefill, label.into(), op, None, bindings, Grid::Columns);
+        self.push(Mode::Prefill, label.into(), op, None, bindings);
     }
 
     /// Logits of one column and the choice of the next token.
@@ -887,7 +724,7 @@ impl Walk<'_> {
             vocab: self.model.vocab as u32,
         });
         let bindings = [self.fixed.settings, logits, self.fixed.ctl].map(Bind::Buffer).to_vec();
-        self.push(Mode::Decode, "sample".into(), op, None, bindings, Grid::One);
+        self.push(Mode::Decode, "sample".into(), op, None, bindings);
     }
 }
 

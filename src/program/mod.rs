@@ -4,13 +4,14 @@
 //! wgpu types here, and nothing that changes from token to token: that lives in the `ctl` buffer, which kernels write.
 
 mod build;
+mod weights;
 
 pub use build::{PlanOptions, plan};
 
 use crate::container::TensorId;
 use crate::dtype::planes::{Geometry, Planes};
 use crate::error::Result;
-use crate::kernel::{Kv, Op};
+use crate::kernel::{Access, Kv, Op};
 use std::ops::Range;
 
 /// Positions of one attention block; a test holds it to `shaders/lib/attention.wgsl`.
@@ -164,6 +165,28 @@ pub enum Grid {
     One,
 }
 
+impl Grid {
+    /// The extent that an operator's kernel needs; how much a team or a thread takes is said at the head of its WGSL.
+    pub fn of(op: &Op) -> Grid {
+        match op {
+            Op::Embed(p) => Grid::Threads(p.units * 4, 1),
+            Op::Prep(p) => Grid::Threads(p.vectors, 0),
+            Op::Norm(_) => Grid::Columns,
+            Op::Matvec(p) => Grid::Teams(p.rows.div_ceil(4)),
+            Op::MatvecAdd(p) => Grid::Teams(p.rows.div_ceil(4)),
+            Op::MatvecGlu(p) => Grid::Teams(p.part1.div_ceil(2)),
+            Op::Matmul(p) => Grid::Threads(p.rows.div_ceil(4), 8),
+            Op::MatmulAdd(p) => Grid::Threads(p.rows.div_ceil(4), 8),
+            Op::MatmulGlu(p) => Grid::Threads(p.part1.div_ceil(4), 4),
+            Op::Rope(p) => Grid::Groups(p.heads + 2 * p.kv_heads, 1),
+            Op::AttnBlock(p) => Grid::Blocks(p.kv_heads),
+            Op::AttnMerge(p) => Grid::Threads(p.heads * p.head_vectors, 1),
+            Op::AttnChunk(p) => Grid::Groups(p.heads, 4),
+            Op::Sample(_) => Grid::One,
+        }
+    }
+}
+
 /// One dispatch.
 #[derive(Clone, Debug)]
 pub struct Step {
@@ -177,6 +200,22 @@ pub struct Step {
     pub bindings: Vec<Bind>,
     /// Its extent.
     pub grid: Grid,
+}
+
+impl Step {
+    /// The buffers it writes, each with the binding's name in the catalogue.
+    pub fn writes(&self) -> Vec<(&'static str, BufferId)> {
+        // A weight is one binding here and two in the catalogue, always the first.
+        let planes = 2 * usize::from(matches!(self.bindings.first(), Some(Bind::Weight(..))));
+        let bound = self.bindings[planes / 2..].iter();
+        let written = self.op.kernel().row().bindings[planes..].iter().zip(bound);
+        written
+            .filter_map(|(&(name, access), bind)| match *bind {
+                Bind::Buffer(buffer) if access == Access::Write => Some((name, buffer)),
+                _ => None,
+            })
+            .collect()
+    }
 }
 
 /// A list of steps: one run.

@@ -2,7 +2,75 @@
 
 use std::ops::Range;
 
-/// out = Σ softmax(cap(q·k(p)·scale)) v(p) over the visible `positions`, with cap(x) = softcap·tanh(x / softcap).
+/// What one stretch of positions adds to a head's result before the division: it can be joined with others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// The largest score.
+    pub largest: f64,
+    /// Σ exp(score − largest).
+    pub total: f64,
+    /// Σ exp(score − largest) · v, as many elements as a value.
+    pub sum: Vec<f64>,
+}
+
+/// The [`Block`] of the visible `positions`, with score = cap(q·k(p)·scale) and cap(x) = softcap·tanh(x / softcap).
+///
+/// `q` has as many values as each `k`. At least one position is visible.
+pub fn block<'a>(
+    q: &[f64],
+    positions: Range<usize>,
+    k: impl Fn(usize) -> &'a [f32],
+    v: impl Fn(usize) -> &'a [f32],
+    scale: f64,
+    softcap: Option<f64>,
+) -> Block {
+    assert!(!positions.is_empty(), "wanted a visible position, found {positions:?}");
+    let scores: Vec<f64> = positions
+        .clone()
+        .map(|position| {
+            let key = k(position);
+            assert_eq!(key.len(), q.len(), "a key is as long as the query");
+            let score = q.iter().zip(key).map(|(&q, &k)| q * f64::from(k)).sum::<f64>() * scale;
+            softcap.map_or(score, |cap| cap * (score / cap).tanh())
+        })
+        .collect();
+    // The largest exponent becomes 0: no overflow, and the sum is at least 1. `f64::max` would lose a NaN, the sum keeps it.
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut block = Block {
+        largest,
+        total: 0.0,
+        sum: vec![0.0; v(positions.start).len()],
+    };
+    for (position, score) in positions.zip(scores) {
+        let weight = (score - largest).exp();
+        let value = v(position);
+        assert_eq!(value.len(), block.sum.len(), "values have one length");
+        block.total += weight;
+        for (sum, &value) in block.sum.iter_mut().zip(value) {
+            *sum += weight * f64::from(value);
+        }
+    }
+    block
+}
+
+/// out = Σ exp(largest_b − m) sum_b / Σ exp(largest_b − m) total_b over all blocks b, with m the largest score of all.
+///
+/// `out` is as long as each block's sum; there is at least one block.
+pub fn join(blocks: &[Block], out: &mut [f64]) {
+    assert!(!blocks.is_empty(), "wanted a block");
+    let largest = blocks.iter().map(|b| b.largest).fold(f64::NEG_INFINITY, f64::max);
+    let factor = |b: &Block| (b.largest - largest).exp();
+    let total: f64 = blocks.iter().map(|b| factor(b) * b.total).sum();
+    out.fill(0.0);
+    for b in blocks {
+        assert_eq!(b.sum.len(), out.len(), "a block is as long as the result");
+        for (out, &sum) in out.iter_mut().zip(&b.sum) {
+            *out += factor(b) * sum / total;
+        }
+    }
+}
+
+/// out = Σ softmax(score) v(p) over the visible `positions`, with the scores of [`block`].
 ///
 /// `q` has as many values as each `k`, `out` as many as each `v`. At least one position is visible.
 pub fn attend<'a>(
@@ -14,30 +82,7 @@ pub fn attend<'a>(
     softcap: Option<f64>,
     out: &mut [f64],
 ) {
-    assert!(!positions.is_empty(), "wanted a visible position, found {positions:?}");
-    let mut weights: Vec<f64> = positions
-        .clone()
-        .map(|position| {
-            let key = k(position);
-            assert_eq!(key.len(), q.len(), "a key is as long as the query");
-            let score = q.iter().zip(key).map(|(&q, &k)| q * f64::from(k)).sum::<f64>() * scale;
-            softcap.map_or(score, |cap| cap * (score / cap).tanh())
-        })
-        .collect();
-    // The largest exponent becomes 0: no overflow, and the sum is at least 1. `f64::max` would lose a NaN, the sum keeps it.
-    let largest = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    weights
-        .iter_mut()
-        .for_each(|weight| *weight = (*weight - largest).exp());
-    let total: f64 = weights.iter().sum();
-    out.fill(0.0);
-    for (position, weight) in positions.zip(weights) {
-        let value = v(position);
-        assert_eq!(value.len(), out.len(), "a value is as long as the result");
-        for (out, &value) in out.iter_mut().zip(value) {
-            *out += weight / total * f64::from(value);
-        }
-    }
+    join(&[block(q, positions, k, v, scale, softcap)], out);
 }
 
 #[cfg(test)]
@@ -84,5 +129,22 @@ mod tests {
     fn large_scores_do_not_overflow_and_nan_is_not_hidden() {
         close(run([1e6, 0.0], 2, 0, 1.0, None), [1.0, 0.0]);
         assert!(run([f64::NAN, 0.0], 2, 0, 1.0, None).iter().all(|v| v.is_nan()));
+    }
+
+    #[test]
+    fn blocks_join_to_the_whole() {
+        let q = [0.7, -1.9];
+        let part = |positions| block(&q, positions, |p| &KEYS[p], |p| &VALUES[p], 3.0, None);
+        let mut out = [f64::NAN; 2];
+        join(&[part(0..1), part(1..3)], &mut out);
+        close(out, run(q, 3, 0, 3.0, None));
+    }
+
+    #[test]
+    fn a_block_is_not_divided() {
+        // Scores 0 and ln 3: weights 1/3 and 1.
+        let found = block(&[0.0, 3f64.ln()], 0..2, |p| &KEYS[p], |p| &VALUES[p], 1.0, None);
+        assert!((found.largest - 3f64.ln()).abs() < 1e-15 && (found.total - 4.0 / 3.0).abs() < 1e-15);
+        close([found.sum[0], found.sum[1]], [1.0 / 3.0, 2.0]);
     }
 }

@@ -1,0 +1,298 @@
+//! Performs a plan on the CPU with the reference kernels: the oracle of every device.
+//!
+//! Formulas in f64 over the values that the step's buffers hold, rounded where the step stores; weights straight from the
+//! file's payloads. Knows plans and tensors, no device, and nothing of how a device's kernel orders its sums.
+
+mod attention;
+mod linear;
+
+use crate::container::Tensors;
+use crate::dtype::RowDecoder;
+use crate::error::{Error, Kind, Result, bail};
+use crate::kernel::{self, Op};
+use crate::program::{Bind, BufferId, Counters, Ctl, Executor, Extent, Fill, Plan, Step, Ticket, Which};
+use crate::sampling::{Choice, MAX_STOPS, choose};
+use cmf_kernels_ref::op::rms_norm::rms_norm;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A plan in host memory. Runs are finished when they return.
+pub struct HostExecutor {
+    plan: Arc<Plan>,
+    tensors: Arc<dyn Tensors>,
+    memory: Memory,
+    finished: VecDeque<(u64, Ctl)>,
+    tickets: u64,
+    counters: Counters,
+}
+
+/// What buffers and vectors hold.
+struct Memory {
+    buffers: Vec<Vec<u32>>,
+    vectors: Vec<Vec<f32>>,
+}
+
+impl HostExecutor {
+    /// Makes every buffer. Weights stay in the file and are decoded row by row when a step needs them.
+    ///
+    /// Errors: what the vectors' tensors have wrong with them.
+    pub fn new(plan: Arc<Plan>, tensors: Arc<dyn Tensors>) -> Result<HostExecutor> {
+        let filled = |fill: &Fill, bytes: u64| {
+            let mut words = vec![0u32; bytes as usize / 4];
+            if let Fill::Rope { positions, .. } = fill {
+                let rows = (0..*positions).flat_map(|position| fill.rope_row(position));
+                words
+                    .iter_mut()
+                    .zip(rows)
+                    .for_each(|(word, value)| *word = value.to_bits());
+            }
+            words
+        };
+        let buffers = plan.buffers.iter().map(|b| filled(&b.fill, b.bytes)).collect();
+        let vectors = plan.vectors.iter().map(|v| v.values(&*tensors));
+        let vectors = vectors.collect::<Result<_>>()?;
+        Ok(HostExecutor {
+            memory: Memory { buffers, vectors },
+            plan,
+            tensors,
+            finished: VecDeque::new(),
+            tickets: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    fn buffer(&mut self, buffer: BufferId) -> Result<&mut Vec<u32>> {
+        match self.memory.buffers.get_mut(buffer) {
+            Some(words) => Ok(words),
+            None => bail!(Usage, "the plan has no buffer {buffer}"),
+        }
+    }
+}
+
+impl Executor for HostExecutor {
+    fn run(&mut self, which: Which, steps: Range<usize>, _: Extent) -> Result<()> {
+        let plan = self.plan.clone();
+        let steps = part(
+            &plan.program(which).steps,
+            steps.start,
+            steps.len(),
+            "the program's steps",
+        )?;
+        for step in steps {
+            let mut bound = Bound {
+                plan: &plan,
+                tensors: &*self.tensors,
+                memory: &mut self.memory,
+                step,
+            };
+            bound.perform().map_err(|err| err.context(&step.label))?;
+            self.counters.dispatches += 1;
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, which: Which, extent: Extent) -> Result<Ticket> {
+        self.run(which, 0..self.plan.program(which).steps.len(), extent)?;
+        let ctl = ctl(&self.memory.buffers[self.plan.fixed.ctl])?;
+        self.finished.push_back((self.tickets, ctl));
+        self.tickets += 1;
+        self.counters.weight_bytes += self.plan.weight_bytes_read(which);
+        Ok(Ticket(self.tickets - 1))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<Ctl> {
+        match self.finished.pop_front() {
+            Some((id, ctl)) if id == ticket.0 => Ok(ctl),
+            _ => bail!(Usage, "runs are waited for in the order they were submitted"),
+        }
+    }
+
+    fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
+        let to = part_mut(self.buffer(buffer)?, 0, words.len(), "a write")?;
+        to.copy_from_slice(words);
+        self.counters.write_buffer_calls += 1;
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: BufferId, first: usize, count: usize) -> Result<Vec<u32>> {
+        Ok(part(self.buffer(buffer)?, first, count, "a read")?.to_vec())
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+/// `len` elements from `at`; a plan whose step reaches past them is an error of the program.
+fn part<'a, T>(all: &'a [T], at: usize, len: usize, what: &str) -> Result<&'a [T]> {
+    let end = at.checked_add(len);
+    end.and_then(|end| all.get(at..end))
+        .ok_or_else(|| outside(all.len(), at, len, what))
+}
+
+fn part_mut<'a, T>(all: &'a mut [T], at: usize, len: usize, what: &str) -> Result<&'a mut [T]> {
+    let has = all.len();
+    let end = at.checked_add(len);
+    end.and_then(|end| all.get_mut(at..end))
+        .ok_or_else(|| outside(has, at, len, what))
+}
+
+fn outside(has: usize, at: usize, len: usize, what: &str) -> Error {
+    Error::new(Kind::Usage, format!("{what}: {len} elements from {at} of {has}"))
+}
+
+fn ctl(words: &[u32]) -> Result<Ctl> {
+    let words = part(words, 0, size_of::<Ctl>() / 4, "ctl")?;
+    Ok(bytemuck::pod_read_unaligned(bytemuck::cast_slice(words)))
+}
+
+/// One step with what its bindings mean.
+struct Bound<'a> {
+    plan: &'a Plan,
+    tensors: &'a dyn Tensors,
+    memory: &'a mut Memory,
+    step: &'a Step,
+}
+
+impl Bound<'_> {
+    fn perform(&mut self) -> Result<()> {
+        match &self.step.op {
+            Op::Embed(p) => self.embed(p),
+            Op::Prep(p) => self.prep(p),
+            Op::Norm(p) => self.norm(p),
+            Op::Matvec(p) => self.matvec(p),
+            Op::MatvecAdd(p) => self.matvec_add(p),
+            Op::MatvecGlu(p) => self.matvec_glu(p),
+            Op::Matmul(p) => self.matmul(p),
+            Op::MatmulAdd(p) => self.matmul_add(p),
+            Op::MatmulGlu(p) => self.matmul_glu(p),
+            Op::Rope(p) => self.rope(p),
+            Op::AttnBlock(p) => self.attn_block(p),
+            Op::AttnMerge(p) => self.attn_merge(p),
+            Op::AttnChunk(p) => self.attn_chunk(p),
+            Op::Sample(p) => self.sample(p),
+        }
+    }
+
+    /// The words of the step's binding number `i`, which is a buffer.
+    fn words(&self, i: usize) -> Result<&[u32]> {
+        match self.step.bindings.get(i) {
+            Some(Bind::Buffer(buffer)) if *buffer < self.memory.buffers.len() => Ok(&self.memory.buffers[*buffer]),
+            other => bail!(Usage, "binding {i} is {other:?}, wanted a buffer"),
+        }
+    }
+
+    /// The elements of the step's binding number `i`, a buffer or a vector.
+    fn floats(&self, i: usize) -> Result<&[f32]> {
+        match self.step.bindings.get(i) {
+            Some(Bind::Vector(vector)) if *vector < self.memory.vectors.len() => Ok(&self.memory.vectors[*vector]),
+            _ => Ok(bytemuck::cast_slice(self.words(i)?)),
+        }
+    }
+
+    fn ctl(&self, i: usize) -> Result<Ctl> {
+        ctl(self.words(i)?)
+    }
+
+    fn words_mut(&mut self, i: usize, at: usize, len: usize) -> Result<&mut [u32]> {
+        match self.step.bindings.get(i) {
+            Some(Bind::Buffer(buffer)) if *buffer < self.memory.buffers.len() => {
+                part_mut(&mut self.memory.buffers[*buffer], at, len, "a store")
+            }
+            other => bail!(Usage, "binding {i} is {other:?}, wanted a buffer"),
+        }
+    }
+
+    /// Rounds results to f32 and stores them from element `at` of binding number `i`.
+    fn store(&mut self, i: usize, at: usize, values: &[f64]) -> Result<()> {
+        let to = self.words_mut(i, at, values.len())?;
+        for (word, &value) in to.iter_mut().zip(values) {
+            *word = (value as f32).to_bits();
+        }
+        Ok(())
+    }
+
+    fn embed(&mut self, p: &kernel::Embed) -> Result<()> {
+        let ctl = self.ctl(1)?;
+        let tokens = part(self.words(2)?, 0, ctl.columns as usize, "tokens")?.to_vec();
+        let stride = p.units as usize * 32;
+        for (c, token) in tokens.into_iter().enumerate() {
+            // The token may lie in another segment.
+            let Some(row) = token.checked_sub(p.row0).filter(|&row| row < p.rows) else {
+                continue;
+            };
+            let mut column = vec![0.0; stride];
+            {
+                let weights = self.rows(0, p.rows)?;
+                let mut values = vec![0f32; weights.cols];
+                weights.row(row as usize, &mut values);
+                for (out, &value) in column.iter_mut().zip(&values) {
+                    *out = f64::from(value) * f64::from(p.multiplier);
+                }
+            }
+            self.store(3, c * stride, &column)?;
+        }
+        Ok(())
+    }
+
+    fn prep(&mut self, p: &kernel::Prep) -> Result<()> {
+        let len = p.vectors as usize * 4;
+        let Some(column) = self.ctl(0)?.columns.checked_sub(1) else {
+            bail!(Usage, "a run of no columns")
+        };
+        let h = part(self.floats(1)?, column as usize * len, len, "source")?;
+        let g = part(self.floats(2)?, 0, len, "g")?;
+        let (hg, squares) = prepared(h, g);
+        self.store(3, 0, &hg)?;
+        self.store(4, 0, &squares)
+    }
+
+    fn norm(&mut self, p: &kernel::Norm) -> Result<()> {
+        let stride = p.vectors as usize * 4;
+        let cols = (1.0 / p.inv_cols).round() as usize;
+        for c in 0..self.ctl(0)?.columns as usize {
+            let x = part(self.floats(1)?, c * stride, cols, "x")?;
+            let g = part(self.floats(2)?, 0, cols, "g")?;
+            let mut y = vec![0.0; cols.max(stride)];
+            rms_norm(x, g, f64::from(p.eps), &mut y[..cols]);
+            self.store(3, c * stride, &y)?;
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, p: &kernel::Sample) -> Result<()> {
+        let mut ctl = self.ctl(2)?;
+        if ctl.stop != 0 {
+            return Ok(());
+        }
+        let settings = part(self.words(0)?, 0, crate::sampling::SETTINGS_WORDS, "settings")?;
+        let logits = part(self.floats(1)?, 0, p.vocab as usize, "logits")?;
+        match choose(logits, settings, ctl.pos + ctl.columns) {
+            Choice::NonFinite => ctl.stop = 2,
+            Choice::Token(token) => {
+                ctl.token = token;
+                ctl.sampled = token;
+                ctl.pos += ctl.columns;
+                ctl.columns = 1;
+                ctl.step += 1;
+                let stops = (settings[7] as usize).min(MAX_STOPS);
+                if settings[8..8 + stops].contains(&token) {
+                    ctl.stop = 1;
+                }
+            }
+        }
+        let words: [u32; size_of::<Ctl>() / 4] = bytemuck::cast(ctl);
+        self.words_mut(2, 0, words.len())?.copy_from_slice(&words);
+        Ok(())
+    }
+}
+
+/// h·g, and the sum of h² over every 4 elements.
+fn prepared(h: &[f32], g: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    let hg = h.iter().zip(g).map(|(&h, &g)| f64::from(h) * f64::from(g)).collect();
+    let squares = h
+        .chunks(4)
+        .map(|four| four.iter().map(|&v| f64::from(v) * f64::from(v)).sum());
+    (hg, squares.collect())
+}

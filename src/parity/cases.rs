@@ -1,0 +1,496 @@
+//! The table: which operators are judged with which types, dimensions and tolerances.
+//!
+//! Dimensions are chosen for what goes wrong: single rows, tails of a vector of 4, of a team and of a tile, positions on both
+//! sides of an attention block's end, folded grids.
+
+use super::{Case, Tolerance};
+use crate::dtype::Dtype;
+use crate::dtype::planes::Planes;
+use crate::kernel::Kv;
+
+/// What a case runs.
+#[derive(Clone, Debug)]
+pub(super) enum Spec {
+    Embed(Embed),
+    /// RMSNorm, or the preparation of a column: columns' length, counts of columns.
+    Norm(Norm),
+    Linear(Linear),
+    Rope(Rope),
+    Attention(Attention),
+    Sample(Sample),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Embed {
+    pub dtype: Dtype,
+    pub rows: usize,
+    pub cols: usize,
+    pub columns: u32,
+    /// Largest magnitude of a weight.
+    pub amplitude: f32,
+    /// Bytes of a segment.
+    pub max_binding: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Norm {
+    /// `prep` instead of `norm`.
+    pub prep: bool,
+    pub cols: usize,
+    /// One round each.
+    pub columns: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Product {
+    Matvec,
+    MatvecAdd,
+    MatvecGlu,
+    Matmul,
+    MatmulAdd,
+    MatmulGlu,
+}
+
+impl Product {
+    const ALL: [Product; 6] = [
+        Product::Matvec,
+        Product::MatvecAdd,
+        Product::MatvecGlu,
+        Product::Matmul,
+        Product::MatmulAdd,
+        Product::MatmulGlu,
+    ];
+
+    pub fn stem(self) -> &'static str {
+        match self {
+            Product::Matvec => "matvec",
+            Product::MatvecAdd => "matvec_add",
+            Product::MatvecGlu => "matvec_glu",
+            Product::Matmul => "matmul",
+            Product::MatmulAdd => "matmul_add",
+            Product::MatmulGlu => "matmul_glu",
+        }
+    }
+
+    /// Whether gate and up projections are a pair.
+    pub fn is_pair(self) -> bool {
+        matches!(self, Product::MatvecGlu | Product::MatmulGlu)
+    }
+
+    /// Whether it takes many columns.
+    pub fn is_matmul(self) -> bool {
+        matches!(self, Product::Matmul | Product::MatmulAdd | Product::MatmulGlu)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Linear {
+    pub product: Product,
+    /// Types and rows of the stacked tensors; of a pair both have the same rows.
+    pub parts: Vec<(Dtype, usize)>,
+    pub cols: usize,
+    /// One round each.
+    pub columns: Vec<u32>,
+    /// Whether the input is yet to be normalised (matvec, matvec_glu).
+    pub norm: bool,
+    pub bias: bool,
+    pub gelu: bool,
+    /// Largest magnitude of a weight.
+    pub amplitude: f32,
+    /// Bytes of a segment.
+    pub max_binding: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Rope {
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    /// Rotated elements of a head.
+    pub rot: u32,
+    pub qk_norm: bool,
+    pub kv: Kv,
+    /// Position and columns, one round each.
+    pub runs: Vec<(u32, u32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Block,
+    Merge,
+    Chunk,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Attention {
+    pub part: Part,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    /// 0 = none.
+    pub window: u32,
+    /// 0 = none.
+    pub softcap: f32,
+    pub kv: Kv,
+    /// Position and columns, one round each.
+    pub runs: Vec<(u32, u32)>,
+}
+
+/// What the sampler's logits look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Logits {
+    /// All different.
+    Spread,
+    /// Few values, so that many tokens are equal, zeros of both signs among them.
+    Ties,
+    /// One value.
+    Flat,
+    /// One of them is not a finite number.
+    Broken,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    pub vocab: u32,
+    pub logits: Logits,
+    /// Draws per setting.
+    pub draws: u32,
+}
+
+/// No limit but the device's.
+const WHOLE: u64 = u64::MAX;
+const ONE: &[u32] = &[1];
+
+/// Every case, in a fixed order. Names are unique.
+pub fn cases() -> Vec<Case> {
+    let mut table = Table { cases: Vec::new() };
+    table.embed();
+    table.norm();
+    for dtype in runnable() {
+        Product::ALL.iter().for_each(|&product| table.products(product, dtype));
+    }
+    table.stacks();
+    table.large();
+    table.rope();
+    table.attention();
+    table.sample();
+    table.cases
+}
+
+/// The types that some kernel serves.
+fn runnable() -> impl Iterator<Item = Dtype> {
+    Dtype::all().filter(|&dtype| Planes::of(dtype, 32).is_ok())
+}
+
+struct Table {
+    cases: Vec<Case>,
+}
+
+impl Table {
+    fn add(&mut self, name: String, tolerance: Tolerance, spec: Spec) {
+        // Each case has numbers of its own.
+        let seed = self.cases.len() as u64 + 1;
+        self.cases.push(Case {
+            name,
+            tolerance,
+            spec,
+            seed,
+        });
+    }
+
+    fn embed(&mut self) {
+        for dtype in runnable() {
+            let ragged = (!dtype.needs_group_rows()).then_some((9, 36));
+            for (rows, cols) in [(33, 32), (7, 576), (70, 1056)].into_iter().chain(ragged) {
+                self.add_embed("", dtype, rows, cols, 1.0, WHOLE);
+            }
+            self.add_embed(" segments", dtype, 100, 96, 1.0, segment_bytes(dtype, 96));
+            if has_halves(dtype) {
+                self.add_embed(" subnormal", dtype, 33, 96, SUBNORMAL, WHOLE);
+            }
+        }
+    }
+
+    fn add_embed(&mut self, what: &str, dtype: Dtype, rows: usize, cols: usize, amplitude: f32, max_binding: u64) {
+        let spec = Embed {
+            dtype,
+            rows,
+            cols,
+            columns: 9,
+            amplitude,
+            max_binding,
+        };
+        let name = format!("embed.{} {rows}x{cols}{what}", dtype.name());
+        self.add(name, Tolerance::Rounded, Spec::Embed(spec));
+    }
+
+    fn norm(&mut self) {
+        for cols in [32, 36, 96, 576, 1056] {
+            let columns = vec![1, 2, 17];
+            let spec = |prep| {
+                Spec::Norm(Norm {
+                    prep,
+                    cols,
+                    columns: columns.clone(),
+                })
+            };
+            self.add(format!("prep {cols}"), Tolerance::Rounded, spec(true));
+            self.add(format!("norm {cols}"), Tolerance::Summed, spec(false));
+        }
+    }
+
+    fn products(&mut self, product: Product, dtype: Dtype) {
+        let dims = [(1, 32), (5, 96), (6, 576), (7, 1056), (33, 96), (130, 576)];
+        let ragged = match dtype.needs_group_rows() {
+            true => None,
+            false => Some((7, 36)),
+        };
+        for (i, (rows, cols)) in dims.into_iter().chain(ragged).enumerate() {
+            let columns: &[u32] = match (product.is_matmul(), rows) {
+                (false, _) => ONE,
+                (true, 5) => &[1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 33, 64],
+                (true, _) => &[1, 9],
+            };
+            self.add_linear(
+                "",
+                Linear {
+                    product,
+                    parts: vec![(dtype, rows); if product.is_pair() { 2 } else { 1 }],
+                    cols,
+                    columns: columns.to_vec(),
+                    norm: i % 2 == 0,
+                    bias: i % 3 != 0,
+                    gelu: i % 4 == 1,
+                    amplitude: 1.0,
+                    max_binding: WHOLE,
+                },
+            );
+        }
+        if has_halves(dtype) {
+            self.add_linear(
+                " subnormal",
+                Linear {
+                    amplitude: SUBNORMAL,
+                    ..self.plain(product, dtype, 12, 96)
+                },
+            );
+        }
+        self.add_linear(
+            " segments",
+            Linear {
+                bias: true,
+                max_binding: segment_bytes(dtype, 96) * if product.is_pair() { 2 } else { 1 },
+                ..self.plain(product, dtype, 101, 96)
+            },
+        );
+    }
+
+    fn plain(&self, product: Product, dtype: Dtype, rows: usize, cols: usize) -> Linear {
+        Linear {
+            product,
+            parts: vec![(dtype, rows); if product.is_pair() { 2 } else { 1 }],
+            cols,
+            columns: if product.is_matmul() { vec![3] } else { vec![1] },
+            norm: true,
+            bias: false,
+            gelu: false,
+            amplitude: 1.0,
+            max_binding: WHOLE,
+        }
+    }
+
+    fn add_linear(&mut self, what: &str, linear: Linear) {
+        let mut dtypes: Vec<_> = linear.parts.iter().map(|part| part.0.name()).collect();
+        dtypes.dedup();
+        let rows: Vec<_> = linear.parts.iter().map(|part| part.1.to_string()).collect();
+        let mut name = format!(
+            "{}.{} {}x{}",
+            linear.product.stem(),
+            dtypes.join("+"),
+            rows.join("+"),
+            linear.cols
+        );
+        let takes_norm = matches!(linear.product, Product::Matvec | Product::MatvecGlu);
+        for (asked, flag) in [
+            (linear.norm && takes_norm, " norm"),
+            (linear.bias, " bias"),
+            (linear.gelu && linear.product.is_pair(), " gelu"),
+        ] {
+            name += if asked { flag } else { "" };
+        }
+        let tolerance = match linear.product.is_pair() {
+            true => Tolerance::Exponential,
+            false => Tolerance::Summed,
+        };
+        self.add(name + what, tolerance, Spec::Linear(linear));
+    }
+
+    /// Stacked tensors: one type, types that share a layout, cut into segments.
+    fn stacks(&mut self) {
+        let mixes = [
+            [Dtype::Q4Block, Dtype::Q4Tiled, Dtype::Q4Block],
+            [Dtype::Q4Tiled, Dtype::Q4Block, Dtype::Q4Tiled],
+        ];
+        let mixes: Vec<_> = runnable().map(|dtype| [dtype; 3]).chain(mixes).collect();
+        let products = [Product::Matvec, Product::Matmul];
+        for (product, &[a, b, c]) in products.iter().flat_map(|p| mixes.iter().map(move |mix| (*p, mix))) {
+            let linear = Linear {
+                parts: vec![(a, 72), (b, 24), (c, 24)],
+                bias: true,
+                ..self.plain(product, a, 72, 96)
+            };
+            // The first cut falls into the first tensor, the last segment begins in the third.
+            let max_binding = segment_bytes(a, 96);
+            self.add_linear(
+                " segments",
+                Linear {
+                    max_binding,
+                    ..linear.clone()
+                },
+            );
+            self.add_linear("", linear);
+        }
+        for product in [Product::MatvecGlu, Product::MatmulGlu] {
+            let linear = Linear {
+                parts: vec![(Dtype::Q4Tiled, 37), (Dtype::Q4Block, 37)],
+                bias: true,
+                gelu: true,
+                ..self.plain(product, Dtype::Q4Tiled, 37, 96)
+            };
+            self.add_linear("", linear);
+        }
+    }
+
+    /// Sizes of vocabularies, up to grids that no longer fit one side.
+    fn large(&mut self) {
+        for dtype in [Dtype::F16, Dtype::Q8Row] {
+            self.add_linear("", self.plain(Product::Matvec, dtype, 65_539, 32));
+        }
+        self.add_linear("", self.plain(Product::Matmul, Dtype::Q8Row, 65_539, 32));
+        self.add_linear("", self.plain(Product::Matvec, Dtype::Q8Row, 262_181, 32));
+        self.add_embed("", Dtype::Q8Row, 65_539, 32, 1.0, WHOLE);
+    }
+
+    fn rope(&mut self) {
+        let shapes = [
+            // heads, kv heads, head, rotated
+            (9, 3, 64, 64),
+            (7, 1, 48, 48),
+            (14, 2, 64, 32),
+            (4, 4, 128, 128),
+            (2, 1, 256, 64),
+            (1, 1, 32, 32),
+            (4, 2, 256, 256),
+        ];
+        for (i, (heads, kv_heads, head_dim, rot)) in shapes.into_iter().enumerate() {
+            for kv in [Kv::F16, Kv::F32] {
+                for qk_norm in [false, true] {
+                    let runs = vec![(0, 1), (1, 1), (17, 1), (200, 1), (0, 17), (63, 9), (64 + i as u32, 2)];
+                    let norm = if qk_norm { " norm" } else { "" };
+                    let name = format!(
+                        "rope.{} {heads}/{kv_heads} heads of {head_dim}, {rot} turned{norm}",
+                        kv.name()
+                    );
+                    let spec = Rope {
+                        heads,
+                        kv_heads,
+                        head_dim,
+                        rot,
+                        qk_norm,
+                        kv,
+                        runs,
+                    };
+                    self.add(name, Tolerance::Summed, Spec::Rope(spec));
+                }
+            }
+        }
+    }
+
+    fn attention(&mut self) {
+        let shapes = [
+            (9, 3, 64),
+            (7, 1, 48),
+            (14, 2, 64),
+            (4, 4, 128),
+            (2, 1, 256),
+            (3, 3, 32),
+            (10, 1, 32),
+        ];
+        // (window, soft cap)
+        let masks = [(0, 0.0), (8, 0.0), (100, 0.0), (0, 5.0), (64, 5.0)];
+        for (heads, kv_heads, head_dim) in shapes {
+            for (window, softcap) in masks {
+                for kv in [Kv::F16, Kv::F32] {
+                    for part in [Part::Block, Part::Merge, Part::Chunk] {
+                        let (stem, runs) = match part {
+                            Part::Block => (format!("attn_block.{}", kv.name()), vec![(3, 2)]),
+                            // It reads no cache.
+                            Part::Merge if kv == Kv::F16 => continue,
+                            Part::Merge => ("attn_merge".into(), vec![(62, 3)]),
+                            Part::Chunk => (
+                                format!("attn_chunk.{}", kv.name()),
+                                vec![(0, 5), (60, 9), (121, 64), (199, 3)],
+                            ),
+                        };
+                        let single = [0, 1, 17, 63, 64, 65, 200].map(|pos| (pos, 1));
+                        let mut name = format!("{stem} {heads}/{kv_heads} heads of {head_dim}");
+                        if window != 0 {
+                            name += &format!(" window {window}");
+                        }
+                        if softcap != 0.0 {
+                            name += " softcap";
+                        }
+                        let spec = Attention {
+                            part,
+                            heads,
+                            kv_heads,
+                            head_dim,
+                            window,
+                            softcap,
+                            kv,
+                            runs: single.into_iter().chain(runs).collect(),
+                        };
+                        self.add(name, Tolerance::Exponential, Spec::Attention(spec));
+                    }
+                }
+            }
+        }
+    }
+
+    fn sample(&mut self) {
+        for (vocab, draws) in [(1, 1), (5, 3), (255, 3), (257, 3), (1000, 10), (49_155, 1)] {
+            for (logits, what) in [
+                (Logits::Spread, "spread"),
+                (Logits::Ties, "ties"),
+                (Logits::Flat, "flat"),
+                (Logits::Broken, "not finite"),
+            ] {
+                let spec = Sample { vocab, logits, draws };
+                self.add(format!("sample {vocab} {what}"), Tolerance::Exact, Spec::Sample(spec));
+            }
+        }
+    }
+}
+
+/// Weights so small that every f16 scale is subnormal, and many f16 weights are.
+const SUBNORMAL: f32 = 1e-4;
+
+fn has_halves(dtype: Dtype) -> bool {
+    Planes::of(dtype, 32).is_ok_and(Planes::has_halves)
+}
+
+/// As much as 32 rows of `cols` columns take in their larger plane.
+fn segment_bytes(dtype: Dtype, cols: usize) -> u64 {
+    match Planes::of(dtype, cols) {
+        Ok(planes) => {
+            let geometry = crate::dtype::planes::Geometry {
+                planes,
+                rows: 32,
+                cols,
+                parts: 3,
+            };
+            geometry.code_bytes().max(geometry.scale_bytes()) as u64
+        }
+        Err(_) => WHOLE,
+    }
+}

@@ -1,0 +1,158 @@
+//! A model's programs, step by step: each step is judged alone, on the state that the device's own earlier steps left.
+
+use super::{Elements, Outcome, Tally, Tolerance, elements, judge};
+use crate::container::Tensors;
+use crate::error::{Result, bail};
+use crate::gpu::{Device, GpuExecutor};
+use crate::host::HostExecutor;
+use crate::kernel::Op;
+use crate::program::{Ctl, Executor, Extent, Plan, Step, Which};
+use crate::sampling::Sampling;
+use std::sync::Arc;
+
+/// Teacher-forced decode steps.
+const STEPS: u32 = 32;
+
+/// Runs a plan on the device and on the host: two prefill chunks, the first token, then 32 teacher-forced decode steps,
+/// sampled greedily and at random in turns. Before each step both sides hold the same state, and after it everything that
+/// the step changed is compared; so the first failure names the step that is wrong. `progress` is told steps done, steps in
+/// all and the label of the next.
+///
+/// A context of fewer positions gets fewer steps. Errors: those of the executors; a wrong result is no error but in the
+/// outcome, once for each step of a program.
+pub fn programs(
+    device: &Arc<Device>,
+    tensors: Arc<dyn Tensors>,
+    plan: &Arc<Plan>,
+    progress: &mut dyn FnMut(usize, usize, &str) -> Result<()>,
+) -> Result<Outcome> {
+    if plan.ctx < 8 {
+        bail!(Usage, "a context of {} positions, wanted at least 8", plan.ctx);
+    }
+    let gpu = GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut |_, _| Ok(()))?;
+    let host = HostExecutor::new(plan.clone(), tensors)?;
+    let mut pair = Pair {
+        plan: plan.clone(),
+        gpu,
+        host,
+        tally: Tally::default(),
+    };
+    // Tokens spread over the vocabulary: a multiplicative walk, with the first and the last token among them.
+    let token = |i: u32| match i {
+        1 => plan.vocab - 1,
+        i => (u64::from(i) * 7_919 % u64::from(plan.vocab)) as u32,
+    };
+    let chunk = plan.chunk.min(plan.ctx / 3);
+    // The second chunk is short, and begins at a position that is not 0.
+    let prefills = [(0, chunk), (chunk, chunk.div_ceil(3))];
+    let start = chunk + chunk.div_ceil(3);
+    let prefill = match plan.program(Which::PrefillLogits).steps.is_empty() {
+        true => Which::Prefill,
+        false => Which::PrefillLogits,
+    };
+    let mut runs = Vec::new();
+    for (pos, columns) in prefills {
+        runs.push((prefill, pos, columns));
+    }
+    runs.push((Which::Head, prefills[1].0, prefills[1].1));
+    runs.extend((start..plan.ctx.min(start + STEPS)).map(|pos| (Which::Decode, pos, 1)));
+    let total: usize = runs.iter().map(|run| plan.program(run.0).steps.len()).sum();
+
+    let mut done = 0;
+    for (i, &(which, pos, columns)) in runs.iter().enumerate() {
+        let tokens: Vec<u32> = (pos..pos + columns).map(token).collect();
+        let ctl = Ctl {
+            token: tokens[0],
+            pos,
+            columns,
+            ..Ctl::default()
+        };
+        let sampling = match i % 2 {
+            0 => Sampling::greedy(),
+            _ => Sampling {
+                seed: i as u64,
+                ..Sampling::default()
+            },
+        };
+        pair.write(plan.fixed.settings, &sampling.words(&[])?)?;
+        pair.write(plan.fixed.tokens, &tokens)?;
+        pair.write(plan.fixed.ctl, bytemuck::cast_slice(&[ctl]))?;
+        let extent = Extent {
+            columns,
+            end: pos + columns,
+        };
+        for at in 0..plan.program(which).steps.len() {
+            progress(done, total, &plan.program(which).steps[at].label)?;
+            pair.step(which, at, extent)?;
+            done += 1;
+        }
+    }
+    Ok(pair.tally.outcome())
+}
+
+/// Both executors of one plan, in the same state.
+struct Pair {
+    plan: Arc<Plan>,
+    gpu: GpuExecutor,
+    host: HostExecutor,
+    tally: Tally,
+}
+
+impl Pair {
+    fn write(&mut self, buffer: usize, words: &[u32]) -> Result<()> {
+        self.gpu.write(buffer, words)?;
+        self.host.write(buffer, words)
+    }
+
+    fn step(&mut self, which: Which, at: usize, extent: Extent) -> Result<()> {
+        let plan = self.plan.clone();
+        let step = &plan.program(which).steps[at];
+        let count = |buffer: usize| plan.buffers[buffer].bytes as usize / 4;
+        let writes = step.writes();
+        let mut before = Vec::new();
+        for &(_, buffer) in &writes {
+            before.push(self.host.read(buffer, 0, count(buffer))?);
+        }
+        self.gpu.run(which, at..at + 1, extent)?;
+        self.host.run(which, at..at + 1, extent)?;
+        let mut result: Result<f64, String> = Ok(0.0);
+        for (&(name, buffer), before) in writes.iter().zip(&before) {
+            let found = self.gpu.read(buffer, 0, count(buffer))?;
+            let wanted = self.host.read(buffer, 0, count(buffer))?;
+            let kind = elements(name, plan.kv);
+            let verdict = judge(before, &found, &wanted, kind, tolerance(step, kind));
+            result = match (result, verdict) {
+                (Ok(worst), Ok(error)) => Ok(worst.max(error)),
+                (Ok(_), Err(what)) => Err(format!(
+                    "{}: {what}, at position {}",
+                    plan.buffers[buffer].label,
+                    extent.end - 1
+                )),
+                (failed, _) => failed,
+            };
+            // The next step begins from the device's state on both sides.
+            self.host.write(buffer, &found)?;
+        }
+        let program = match which {
+            Which::Decode => "decode",
+            Which::Prefill | Which::PrefillLogits => "prefill",
+            Which::Head => "head",
+        };
+        let name = format!("{program} {}", step.label);
+        let kind = format!("{program} {}", step.op.kernel().stem());
+        self.tally.add(&kind, &name, result);
+        Ok(())
+    }
+}
+
+fn tolerance(step: &Step, kind: Elements) -> Tolerance {
+    match (&step.op, kind) {
+        (_, Elements::Words) => Tolerance::Exact,
+        (_, Elements::F16) => Tolerance::Half,
+        (Op::Embed(_) | Op::Prep(_), _) => Tolerance::Rounded,
+        (Op::Norm(_) | Op::Matvec(_) | Op::MatvecAdd(_), _) => Tolerance::Summed,
+        (Op::Matmul(_) | Op::MatmulAdd(_) | Op::Rope(_) | Op::Sample(_), _) => Tolerance::Summed,
+        (Op::MatvecGlu(_) | Op::MatmulGlu(_), _) => Tolerance::Exponential,
+        (Op::AttnBlock(_) | Op::AttnMerge(_) | Op::AttnChunk(_), _) => Tolerance::Exponential,
+    }
+}

@@ -1,0 +1,181 @@
+//! Whole models against Hugging Face transformers: logits, layer outputs and greedy paths, on the device and on the host.
+//!
+//! The tolerance is absolute: a wrong constant or wire moves logits by 0.04 at least, summing in another order by 1e-4 at
+//! most.
+
+mod common;
+
+use cmf_gpu::container::Container;
+use cmf_gpu::convert::{Options, convert};
+use cmf_gpu::dtype::Dtype;
+use cmf_gpu::gpu::GpuExecutor;
+use cmf_gpu::host::HostExecutor;
+use cmf_gpu::kernel::Kv;
+use cmf_gpu::model::bind;
+use cmf_gpu::program::{Executor, Plan, PlanOptions, plan};
+use cmf_gpu::sampling::Sampling;
+use cmf_gpu::session::{Cancel, Finish, Generation, Session};
+use safetensors::SafeTensors;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const TOLERANCE: f32 = 1e-3;
+/// Tokens of every greedy path.
+const STEPS: usize = 32;
+
+/// A golden model, converted to f16, which holds its weights exactly.
+struct Golden {
+    path: PathBuf,
+    tensors: Arc<Container>,
+    _dir: tempfile::TempDir,
+}
+
+impl Golden {
+    fn open(name: &str) -> Golden {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("model.cmf");
+        convert(&path, &file, &Options { quant: Dtype::F16 }, &mut |_| {}).unwrap();
+        let tensors = Arc::new(Container::open(&file).unwrap());
+        Golden {
+            path,
+            tensors,
+            _dir: dir,
+        }
+    }
+
+    fn plan(&self, chunk: u32, max_binding: u64) -> Arc<Plan> {
+        let model = bind(&self.tensors.header().arch, &*self.tensors).unwrap();
+        let options = PlanOptions {
+            ctx: 96,
+            chunk,
+            kv: Kv::F32,
+            max_binding,
+            all_logits: true,
+        };
+        Arc::new(plan(&model, &*self.tensors, &options).unwrap())
+    }
+
+    fn device(&self, chunk: u32) -> Session {
+        let device = common::device();
+        let plan = self.plan(chunk, device.max_binding());
+        let executor = GpuExecutor::new(device, plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap();
+        Session::new(plan, Box::new(executor))
+    }
+
+    fn host(&self, chunk: u32) -> Session {
+        let plan = self.plan(chunk, 1 << 30);
+        let executor: Box<dyn Executor> = Box::new(HostExecutor::new(plan.clone(), self.tensors.clone()).unwrap());
+        Session::new(plan, executor)
+    }
+
+    /// Compares a session with everything that is recorded.
+    fn check(&self, session: &mut Session) {
+        let file = std::fs::read(self.path.join("golden.safetensors")).unwrap();
+        let recorded = SafeTensors::deserialize(&file).unwrap();
+        let rows = |name: &str| -> Vec<Vec<f32>> {
+            let view = recorded.tensor(name).unwrap();
+            let floats: Vec<f32> = view
+                .data()
+                .chunks_exact(4)
+                .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+                .collect();
+            floats.chunks_exact(view.shape()[1]).map(<[f32]>::to_vec).collect()
+        };
+        let json: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(self.path.join("golden.json")).unwrap()).unwrap();
+        for (p, prompt) in json["prompts"].as_array().unwrap().iter().enumerate() {
+            let ids = |key: &str| -> Vec<u32> {
+                let ids = prompt[key].as_array().unwrap().iter();
+                ids.map(|id| id.as_u64().unwrap() as u32).collect()
+            };
+            let (tokens, greedy) = (ids("prompt"), ids("greedy"));
+            assert_eq!((greedy.len(), tokens.len()), (STEPS, [1, 7, 40][p]));
+
+            let wanted = rows(&format!("logits.p{p}"));
+            let (logits, hidden) = teacher_forced(session, &tokens, tokens.len());
+            close(&format!("logits of prompt {p}"), &logits, &wanted);
+            if p == 2 {
+                let layers = session.plan().programs[0].layer_ends.len();
+                assert_eq!(hidden[0].len(), layers);
+                for layer in 0..layers {
+                    let found: Vec<_> = hidden.iter().map(|column| column[layer].clone()).collect();
+                    close(&format!("layer {layer}"), &found, &rows(&format!("hidden.p2.layer{layer}")));
+                }
+            }
+            // Half in a prefill, half token by token.
+            let (logits, hidden_by_step) = teacher_forced(session, &tokens, tokens.len() / 2);
+            close(&format!("stepped logits of prompt {p}"), &logits, &wanted);
+            for (found, wanted) in hidden_by_step.iter().zip(&hidden) {
+                close(&format!("stepped layers of prompt {p}"), found, wanted);
+            }
+
+            // The logits that each greedy token was taken from: the path as a prompt.
+            let path = [&tokens[..], &greedy[..STEPS - 1]].concat();
+            let (logits, _) = teacher_forced(session, &path, tokens.len());
+            let wanted = rows(&format!("greedy.p{p}.logits"));
+            close(&format!("greedy logits of prompt {p}"), &logits[tokens.len() - 1..], &wanted);
+
+            session.clear();
+            assert!(session.prefill(&tokens, &Cancel::new()).unwrap().1.is_continue());
+            let mut found = Vec::new();
+            let generation = Generation {
+                sampling: Sampling::greedy(),
+                stops: Vec::new(),
+                max_tokens: STEPS,
+            };
+            let finish = session.generate(&generation, &Cancel::new(), &mut |token| {
+                found.push(token);
+                ControlFlow::Continue(())
+            });
+            assert_eq!(finish.unwrap(), Finish::Length);
+            assert_eq!(found, greedy, "greedy path of prompt {p}");
+        }
+    }
+}
+
+/// Logits and layer outputs of every position, the first `prefill` in chunks, the others one by one.
+fn teacher_forced(session: &mut Session, tokens: &[u32], prefill: usize) -> (Vec<Vec<f32>>, Vec<Vec<Vec<f32>>>) {
+    let (mut logits, mut hidden) = (Vec::new(), Vec::new());
+    session
+        .logits(tokens, prefill, true, &mut |at, column, layers| {
+            assert_eq!(at, logits.len());
+            logits.push(column.to_vec());
+            hidden.push(layers.to_vec());
+            Ok(())
+        })
+        .unwrap();
+    (logits, hidden)
+}
+
+fn close(what: &str, found: &[Vec<f32>], wanted: &[Vec<f32>]) {
+    assert_eq!(found.len(), wanted.len(), "{what}");
+    for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+        assert_eq!(found.len(), wanted.len(), "{what}");
+        for (k, (f, w)) in found.iter().zip(wanted).enumerate() {
+            // A NaN is not close to anything.
+            let close = (f - w).abs() <= TOLERANCE;
+            assert!(close, "{what}, row {i}, element {k}: wanted {w}, found {f}");
+        }
+    }
+}
+
+macro_rules! models {
+    ($($name:ident)*) => {
+        mod device {
+            // A chunk that neither prompt fills evenly.
+            $(#[test] fn $name() {
+                let golden = super::Golden::open(stringify!($name));
+                golden.check(&mut golden.device(16));
+            })*
+        }
+        mod host {
+            $(#[test] fn $name() {
+                let golden = super::Golden::open(stringify!($name));
+                golden.check(&mut golden.host(64));
+            })*
+        }
+    };
+}
+models!(llama_tied llama_untied llama3_rope llama_bias qwen2 qwen3);
