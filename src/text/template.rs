@@ -4,6 +4,7 @@
 //! `raise_exception`, `generation` blocks) and bounds what one rendering may cost. Knows no tokens and no model.
 
 mod clock;
+mod harden;
 mod json;
 mod python;
 mod repr;
@@ -166,6 +167,7 @@ fn environment() -> Result<Environment<'static>> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
     repr::install(&mut environment);
+    harden::install(&mut environment);
     environment.remove_global("debug");
     // Not part of the language that templates are written in, and able to grow a value without limit.
     for filter in ["chain", "zip"] {
