@@ -25,7 +25,9 @@ pub(super) fn install(environment: &mut Environment) {
         ValueKind::String => Ok(value.clone()),
         _ => repr::text(state, value).map(Value::from),
     });
-    environment.add_filter(HELD, |state: &State, value: &Value| held(state, value, is_namespace(value)));
+    environment.add_filter(HELD, |state: &State, value: &Value| {
+        held(state, value, is_namespace(value))
+    });
     environment.add_filter(HELD_INSIDE, |state: &State, value: &Value| held(state, value, false));
 }
 
@@ -34,7 +36,11 @@ fn held(state: &State, value: &Value, namespace_allowed: bool) -> Result<Value, 
     if value.as_object().is_none() || namespace_allowed && value.len() == Some(0) {
         return Ok(value.clone());
     }
-    let mut walk = Walk { state, nodes: 0, bytes: 0 };
+    let mut walk = Walk {
+        state,
+        nodes: 0,
+        bytes: 0,
+    };
     walk.value(value, 0, namespace_allowed)?;
     walk.charge()?;
     if value.kind() == ValueKind::Iterable && !value.is_tuple() {
@@ -45,7 +51,9 @@ fn held(state: &State, value: &Value, namespace_allowed: bool) -> Result<Value, 
 }
 
 fn is_namespace(value: &Value) -> bool {
-    value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+    value
+        .as_object()
+        .is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
 struct Walk<'a> {
@@ -135,18 +143,29 @@ pub(super) fn wrap(code: &str, statement: &str) -> Option<String> {
         }
     };
     // What stands before is a pattern, not a value.
-    let top_level = |text| tokens.iter().position(move |token| token.depth == 0 && token.text == text);
+    let top_level = |text| {
+        tokens
+            .iter()
+            .position(move |token| token.depth == 0 && token.text == text)
+    };
     let first_value = match statement {
         "set" => top_level("=").map_or(tokens.len(), |i| i + 1),
         "for" => top_level("in").map_or(tokens.len(), |i| i + 1),
         "call" => usize::from(tokens.first().is_some_and(|token| token.text == "(")),
         _ => 0,
     };
-    for i in (first_value..tokens.len()).filter(|&i| matches!(tokens[i].text, "[" | "{" | "(") && !is_value(&tokens, i)) {
-        let Some(close) = (i + 1..tokens.len()).find(|&j| tokens[j].depth == tokens[i].depth) else { continue };
+    for i in (first_value..tokens.len()).filter(|&i| matches!(tokens[i].text, "[" | "{" | "(") && !is_value(&tokens, i))
+    {
+        let Some(close) = (i + 1..tokens.len()).find(|&j| tokens[j].depth == tokens[i].depth) else {
+            continue;
+        };
         let inside = &tokens[i + 1..close];
-        let has_names = inside.iter().any(|token| token.text.starts_with(|c: char| c.is_alphabetic() || c == '_'));
-        let is_tuple = inside.iter().any(|token| token.text == "," && token.depth == tokens[i].depth + 1);
+        let has_names = inside
+            .iter()
+            .any(|token| token.text.starts_with(|c: char| c.is_alphabetic() || c == '_'));
+        let is_tuple = inside
+            .iter()
+            .any(|token| token.text == "," && token.depth == tokens[i].depth + 1);
         let is_pattern = tokens.get(close + 1).is_some_and(|token| token.text == "=");
         if has_names && !is_pattern && (tokens[i].text != "(" || is_tuple) {
             surround(i, close, 2, HELD);
@@ -232,21 +251,35 @@ fn tokens(code: &str) -> Option<Vec<Token<'_>>> {
             }
             c if c.is_ascii_digit() => {
                 // `1.5` is one number, `1.x` is not.
-                let part = |s: &str| s.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(s.len());
+                let part = |s: &str| {
+                    s.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+                        .unwrap_or(s.len())
+                };
                 let whole = part(rest);
-                let fraction = rest[whole..].strip_prefix('.').filter(|f| f.starts_with(|c: char| c.is_ascii_digit()));
+                let fraction = rest[whole..]
+                    .strip_prefix('.')
+                    .filter(|f| f.starts_with(|c: char| c.is_ascii_digit()));
                 whole + fraction.map_or(0, |f| 1 + part(f))
             }
-            c if c.is_alphanumeric() || c == '_' => {
-                rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len())
+            c if c.is_alphanumeric() || c == '_' => rest
+                .find(|c: char| !(c.is_alphanumeric() || c == '_'))
+                .unwrap_or(rest.len()),
+            _ if ["==", "!=", "<=", ">=", "//", "**"]
+                .iter()
+                .any(|op| rest.starts_with(op)) =>
+            {
+                2
             }
-            _ if ["==", "!=", "<=", ">=", "//", "**"].iter().any(|op| rest.starts_with(op)) => 2,
             c => c.len_utf8(),
         };
         if matches!(c, ')' | ']' | '}') {
             depth = depth.saturating_sub(1);
         }
-        out.push(Token { text: &rest[..length], start: at, depth });
+        out.push(Token {
+            text: &rest[..length],
+            start: at,
+            depth,
+        });
         if matches!(c, '(' | '[' | '{') {
             depth += 1;
         }
@@ -279,7 +312,13 @@ mod tests {
                 })
                 .unwrap();
             let inner = &out[open + 1..close];
-            out = format!("{}{}{inner}{}{}", &out[..open - 1], marks[0], marks[1], &out[close + filter.len() + 3..]);
+            out = format!(
+                "{}{}{inner}{}{}",
+                &out[..open - 1],
+                marks[0],
+                marks[1],
+                &out[close + filter.len() + 3..]
+            );
         }
         out
     }
@@ -292,9 +331,15 @@ mod tests {
             ("a + b * 2 ~ c - d", "a + <b * 2> ~ <c> - d"),
             ("a - -b ~ c", "a - <-b> ~ <c>"),
             ("x if y ~ z == 'a' else -w ~ v", "x if <y> ~ <z> == 'a' else <-w> ~ <v>"),
-            ("f(a ~ b, k=c ~ d)[e ~ 'f'] ~ g.if", "<f(<a> ~ <b>, k=<c> ~ <d>)[<e> ~ 'f']> ~ <g.if>"),
+            (
+                "f(a ~ b, k=c ~ d)[e ~ 'f'] ~ g.if",
+                "<f(<a> ~ <b>, k=<c> ~ <d>)[<e> ~ 'f']> ~ <g.if>",
+            ),
             ("{'k' ~ i: v ~ 1}", "«{'k' ~ <i>: <v> ~ 1}»"),
-            ("not a ~ b is not none and c in d ~ e", "not <a> ~ <b is not none> and c in <d> ~ <e>"),
+            (
+                "not a ~ b is not none and c in d ~ e",
+                "not <a> ~ <b is not none> and c in <d> ~ <e>",
+            ),
             ("'~' + \"a~'b\"", "'~' + \"a~'b\""),
             ("'it\\'s ~' ~ x", "'it\\'s ~' ~ <x>"),
             ("a ~", "a ~"),
@@ -313,11 +358,23 @@ mod tests {
             ("set", "ns.x = [ns.x, 1] ~ a", "ns.x = ‹<«[ns.x, 1]»> ~ <a>›"),
             ("set", "(a, b) = 1, c", "(a, b) = «1, c»"),
             ("set", "x", "x"),
-            ("for", "(a, b) in [[a, 1], (x, 2)] if a in ['u', 'v']", "(a, b) in «[«[a, 1]», «(x, 2)»]» if a in ['u', 'v']"),
+            (
+                "for",
+                "(a, b) in [[a, 1], (x, 2)] if a in ['u', 'v']",
+                "(a, b) in «[«[a, 1]», «(x, 2)»]» if a in ['u', 'v']",
+            ),
             ("with", "(a, b) = (x, x), c = {}", "(a, b) = «(x, x)», c = {}"),
             ("call", "(a, b) f([x])", "(a, b) f(«[x]»)"),
-            ("", "a[b](c, d).e[1:][f] + (g) + {'h': 1}.h", "a[b](c, d).e[1:][f] + (g) + {'h': 1}.h"),
-            ("", "x is in [y, z] and [] is not none", "x is in «[y, z]» and [] is not none"),
+            (
+                "",
+                "a[b](c, d).e[1:][f] + (g) + {'h': 1}.h",
+                "a[b](c, d).e[1:][f] + (g) + {'h': 1}.h",
+            ),
+            (
+                "",
+                "x is in [y, z] and [] is not none",
+                "x is in «[y, z]» and [] is not none",
+            ),
             ("macro", "f(a, b=[c])", "f(a, b=«[c]»)"),
         ] {
             assert_eq!(short(code, statement), expected, "{statement} {code}");

@@ -17,7 +17,11 @@ const MAX_ELIF: usize = 1000;
 /// Checks `source` and returns it with `generation` tags as `with` tags, every other byte and line unchanged.
 pub(super) fn prepare(source: &str) -> Result<String> {
     if source.len() > MAX_SOURCE {
-        bail!(Template, "the template has {} bytes, at most {MAX_SOURCE} are allowed", source.len());
+        bail!(
+            Template,
+            "the template has {} bytes, at most {MAX_SOURCE} are allowed",
+            source.len()
+        );
     }
     let mut out = String::with_capacity(source.len());
     let (mut pos, mut elifs) = (0, 0);
@@ -42,7 +46,9 @@ pub(super) fn prepare(source: &str) -> Result<String> {
             _ => {
                 let name_at = after + body.len() - body.trim_start_matches(['-', '+']).trim_start().len();
                 let rest = &source[name_at..];
-                let name = &rest[..rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len())];
+                let name = &rest[..rest
+                    .find(|c: char| !(c.is_alphanumeric() || c == '_'))
+                    .unwrap_or(rest.len())];
                 let name_end = name_at + name.len();
                 let line = || line_of(source, at);
                 match name {
@@ -54,7 +60,11 @@ pub(super) fn prepare(source: &str) -> Result<String> {
                         continue;
                     }
                     "include" | "import" | "from" | "extends" => {
-                        bail!(Template, "line {}: '{name}' is refused, a chat template stands alone", line());
+                        bail!(
+                            Template,
+                            "line {}: '{name}' is refused, a chat template stands alone",
+                            line()
+                        );
                     }
                     "elif" => elifs += 1,
                     _ => {}
@@ -62,12 +72,18 @@ pub(super) fn prepare(source: &str) -> Result<String> {
                 if elifs > MAX_ELIF {
                     bail!(Template, "line {}: more than {MAX_ELIF} 'elif' tags", line());
                 }
-                let Some(end) = close(body, "%}").map_err(|code| too_long(source, at, code))? else { break };
+                let Some(end) = close(body, "%}").map_err(|code| too_long(source, at, code))? else {
+                    break;
+                };
                 pos = after + end + 2;
                 if let "generation" | "endgeneration" = name {
                     let arguments = source[name_end..after + end].trim_end_matches(['-', '+']).trim();
                     if !arguments.is_empty() {
-                        bail!(Template, "line {}: '{name}' takes no arguments, found '{arguments}'", line());
+                        bail!(
+                            Template,
+                            "line {}: '{name}' takes no arguments, found '{arguments}'",
+                            line()
+                        );
                     }
                     let name = if name == "generation" { "with" } else { "endwith" };
                     replacements.push((name_at..name_end, name.to_string()));
