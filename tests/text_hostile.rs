@@ -4,7 +4,7 @@
 
 use cmf_gpu::Kind;
 use cmf_gpu::text::{ChatTemplate, RenderOptions};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::time::{Duration, Instant};
 
 fn render(source: &str, messages: &[Value]) -> cmf_gpu::Result<String> {

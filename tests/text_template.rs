@@ -186,7 +186,7 @@ fn senseless_requests_are_usage_errors() {
         continue_final_message: true,
         ..default()
     };
-    assert_eq!(check(&[user.clone()], both), Kind::Usage);
+    assert_eq!(check(std::slice::from_ref(&user), both), Kind::Usage);
     let cont = || RenderOptions {
         continue_final_message: true,
         ..default()
@@ -198,7 +198,7 @@ fn senseless_requests_are_usage_errors() {
     assert_eq!(check(&[], cont()), Kind::Usage);
     let kwargs = json!({"messages": []}).as_object().unwrap().clone();
     assert_eq!(
-        check(&[user.clone()], RenderOptions { kwargs, ..default() }),
+        check(std::slice::from_ref(&user), RenderOptions { kwargs, ..default() }),
         Kind::Usage
     );
     let deep = (0..1000).fold(json!(1), |inner, _| json!([inner]));

@@ -7,6 +7,7 @@ use super::stream::TextStream;
 use crate::error::{Error, Kind, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::{
     AddedVocabulary, Model, NormalizedString, OffsetType, PreTokenizedString, PreTokenizer, Token as LibraryToken,
@@ -28,8 +29,8 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// The added tokens, set up to leave special ones in the text.
     plain: AddedVocabulary,
-    /// Contents of special tokens, longest first.
-    special: Vec<String>,
+    /// Contents of special tokens by their first character.
+    special: BTreeMap<char, Vec<String>>,
     vocab_size: usize,
     /// How the decoder joins tokens.
     pub(super) joining: Joining,
@@ -116,13 +117,16 @@ impl Tokenizer {
         }
         let mut plain = inner.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
-        let mut special: Vec<String> = inner
+        let mut special: BTreeMap<char, Vec<String>> = BTreeMap::new();
+        for token in inner
             .get_added_tokens_decoder()
             .into_values()
             .filter(|token| token.special)
-            .map(|t| t.content)
-            .collect();
-        special.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        {
+            if let Some(first) = token.content.chars().next() {
+                special.entry(first).or_default().push(token.content);
+            }
+        }
         let mut tokenizer = Tokenizer {
             inner,
             plain,
@@ -157,9 +161,9 @@ impl Tokenizer {
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
             out.push(c);
-            if c == GUARD {
-                out.push(GUARD);
-            } else if self.special.iter().any(|token| rest.starts_with(token.as_str())) {
+            // A mark in the text itself is doubled.
+            let starts = |tokens: &Vec<String>| tokens.iter().any(|token| rest.starts_with(token.as_str()));
+            if c == GUARD || self.special.get(&c).is_some_and(starts) {
                 out.push(GUARD);
             }
             rest = &rest[c.len_utf8()..];
@@ -251,7 +255,7 @@ impl Tokenizer {
     ) -> Vec<(NormalizedString, Option<Vec<LibraryToken>>)> {
         let text = piece.get();
         let mut added: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
-        added.sort_by(|(_, a), (_, b)| b.content.len().cmp(&a.content.len()));
+        added.sort_by_key(|(_, token)| std::cmp::Reverse(token.content.len()));
         let slice = |from, to| piece.slice(tokenizers::tokenizer::normalizer::Range::Normalized(from..to));
         let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         let mut out = Vec::new();
@@ -289,7 +293,7 @@ impl Tokenizer {
         out
     }
 
-    fn find_joining(&self, vocab: &std::collections::HashMap<String, u32>) -> Result<Joining> {
+    fn find_joining(&self, vocab: &HashMap<String, u32>) -> Result<Joining> {
         let decoder = serde_json::to_value(self.inner.get_decoder())
             .map_err(|err| Error::new(Kind::Tokenizer, format!("the decoder cannot be examined: {err}")))?;
         let mut steps = Vec::new();
