@@ -25,6 +25,7 @@ fn hostile() -> Vec<(&'static str, String)> {
         ("format width", "{{ '%1000000000d'|format(1) }}".into()),
         ("format precision", "{{ '%.1000000000f'|format(1.5) }}".into()),
         ("str.format width", "{{ '{:>1000000000}'.format('x') }}".into()),
+        ("json of a repeated list", "{{ ([('b'*10000)]*1000000)|tojson }}".into()),
         ("json indent", "{{ [1]|tojson(indent=1000000000) }}".into()),
         ("indent filter", "{{ 'a\\nb'|indent(1000000000) }}".into()),
         ("ljust", "{{ 'a'.ljust(1000000000) }}".into()),

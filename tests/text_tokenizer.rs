@@ -179,6 +179,48 @@ fn a_stream_is_the_whole_decoding_in_pieces() {
 }
 
 #[test]
+fn blanks_at_the_start_are_taken_off_as_often_as_the_decoder_says() {
+    let mut config = config("spm");
+    config["decoder"]["decoders"][3]["start"] = json!(3);
+    let tokenizer = from_value(&config).unwrap();
+    let (blank, a) = (tokenizer.id("▁").unwrap(), tokenizer.id("a").unwrap());
+    for blanks in 0..6 {
+        let tokens = [vec![blank; blanks], vec![a, blank, a]].concat();
+        let whole = tokenizer.decode(&tokens, false).unwrap();
+        assert_eq!(whole, format!("{}a a", " ".repeat(blanks.saturating_sub(3))));
+        assert_eq!(streamed(&tokenizer, &tokens, false, &[]).0, whole);
+    }
+}
+
+#[test]
+fn decoders_of_every_joining_stream_exactly() {
+    let decoders = [
+        Value::Null,
+        json!({"type": "WordPiece", "prefix": "a", "cleanup": true}),
+        json!({"type": "BPEDecoder", "suffix": "a"}),
+        json!({"type": "CTC", "pad_token": "a", "word_delimiter_token": "b", "cleanup": true}),
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": true}),
+        json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Strip", "content": "▁", "start": 1, "stop": 0}]}),
+        json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "th"}, "content": "TH"}]}),
+    ];
+    for decoder in decoders {
+        let mut config = config("gemma");
+        config["decoder"] = decoder.clone();
+        let tokenizer = from_value(&config).unwrap();
+        let mut random = Random(5);
+        for _ in 0..100 {
+            let tokens = token_list("gemma", &tokenizer, &mut random);
+            let whole = tokenizer.decode(&tokens, true).unwrap();
+            assert_eq!(
+                streamed(&tokenizer, &tokens, true, &[]).0,
+                whole,
+                "{decoder} {tokens:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn stop_strings_end_a_stream_where_they_would_end_the_text() {
     for kind in KINDS {
         let tokenizer = load(kind);
@@ -329,9 +371,10 @@ fn guarded_and_plain_encoding_agree_with_the_ordinary_one_where_no_special_token
                 "{kind} {text:?}"
             );
             // The slow path, forced by a mark in a text that is cut off again, finds the added tokens the library finds.
-            let literal = "\u{fdd0}\u{fdd0}";
-            let slow = tokenizer.encode_guarded(&format!("{text}{literal}")).unwrap();
-            let fast = tokenizer.encode(&format!("{text}\u{fdd0}"), false).unwrap();
+            let slow = tokenizer
+                .encode_guarded(&format!("{text}{}", tokenizer.guard("\u{fdd0}\u{fdd2}")))
+                .unwrap();
+            let fast = tokenizer.encode(&format!("{text}\u{fdd0}\u{fdd2}"), false).unwrap();
             assert_eq!(slow, fast, "{kind} {text:?}");
         }
     }
@@ -347,12 +390,18 @@ fn a_special_token_of_one_character_can_be_typed() {
         "lstrip": false, "rstrip": false, "normalized": false, "special": true}));
     let tokenizer = from_value(&config).unwrap();
     assert_eq!(tokenizer.encode("☃☃", false).unwrap(), [512, 512]);
-    let tokens = tokenizer
-        .encode_guarded(&format!("☃{}☃", tokenizer.guard("☃")))
-        .unwrap();
-    assert_eq!((tokens[0], tokens[tokens.len() - 1]), (512, 512));
-    assert_eq!(tokens[1..tokens.len() - 1], tokenizer.encode_plain("☃").unwrap());
-    assert!(!tokens[1..tokens.len() - 1].contains(&512));
+    for text in ["☃", "☃\u{fdd0}", "☃\u{fdd2}☃", "\u{fdd2}☃\u{fdd0}☃"] {
+        let tokens = tokenizer
+            .encode_guarded(&format!("☃{}☃", tokenizer.guard(text)))
+            .unwrap();
+        assert_eq!((tokens[0], tokens[tokens.len() - 1]), (512, 512));
+        assert_eq!(
+            tokens[1..tokens.len() - 1],
+            tokenizer.encode_plain(text).unwrap(),
+            "{text:?}"
+        );
+        assert!(!tokens[1..tokens.len() - 1].contains(&512), "{text:?}");
+    }
 }
 
 #[test]

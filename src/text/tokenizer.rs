@@ -23,6 +23,8 @@ const MAX_VOCAB: u32 = 1 << 24;
 const MAX_EXPANSION: u64 = 64;
 /// Breaks a special token in a text that must not be parsed as one; a noncharacter, which no text holds.
 const GUARD: char = '\u{fdd0}';
+/// Says that the next character is no mark.
+const LITERAL: char = '\u{fdd2}';
 
 /// A checked tokenizer.
 pub struct Tokenizer {
@@ -160,10 +162,12 @@ impl Tokenizer {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
+            if matches!(c, GUARD | LITERAL) {
+                out.push(LITERAL);
+            }
             out.push(c);
-            // A mark in the text itself is doubled.
             let starts = |tokens: &Vec<String>| tokens.iter().any(|token| rest.starts_with(token.as_str()));
-            if c == GUARD || self.special.get(&c).is_some_and(starts) {
+            if self.special.get(&c).is_some_and(starts) {
                 out.push(GUARD);
             }
             rest = &rest[c.len_utf8()..];
@@ -174,7 +178,7 @@ impl Tokenizer {
     /// Token ids of a text that may hold marks of [`guard`](Self::guard): special tokens are parsed where no mark breaks
     /// them. Nothing is added.
     pub fn encode_guarded(&self, text: &str) -> Result<Vec<u32>> {
-        if !text.contains(GUARD) {
+        if !text.contains([GUARD, LITERAL]) {
             return self.encode(text, false);
         }
         check_length(text)?;
@@ -191,6 +195,11 @@ impl Tokenizer {
 
     /// Text of `ids`; ids without a token add nothing. `skip_special` leaves special tokens out.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        // Some of the library's decoders fail without tokens.
+        let shown = |&id: &u32| self.token(id).is_some() && !(skip_special && self.is_special(id));
+        if !ids.iter().any(shown) {
+            return Ok(String::new());
+        }
         guarded("decoding", || self.inner.decode(ids, skip_special))
     }
 
@@ -263,11 +272,9 @@ impl Tokenizer {
         while let Some(c) = text[at..].chars().next() {
             let found = added.iter().find(|(_, token)| {
                 let end = at + token.content.len();
-                let marked = || {
-                    marks[marks.partition_point(|&m| m <= at)..]
-                        .first()
-                        .is_some_and(|&m| m < end)
-                };
+                // A mark follows the first character, which may be the only one.
+                let breaks = |&m: &usize| m < end || m == at + c.len_utf8();
+                let marked = || marks[marks.partition_point(|&m| m <= at)..].first().is_some_and(breaks);
                 text[at..].starts_with(token.content.as_str())
                     && !(token.special && marked())
                     && !(token.single_word
@@ -359,14 +366,12 @@ pub(super) fn byte_token(token: &str) -> Option<u8> {
 /// The text without marks, and where (in bytes of that text) the marks were.
 fn unmark(text: &str) -> (String, Vec<usize>) {
     let (mut out, mut marks) = (String::with_capacity(text.len()), Vec::new());
-    let mut chars = text.chars().peekable();
+    let mut chars = text.chars();
     while let Some(c) = chars.next() {
-        if c != GUARD {
-            out.push(c);
-        } else if chars.next_if_eq(&GUARD).is_some() {
-            out.push(GUARD);
-        } else {
-            marks.push(out.len());
+        match c {
+            GUARD => marks.push(out.len()),
+            LITERAL => out.extend(chars.next()),
+            c => out.push(c),
         }
     }
     (out, marks)
