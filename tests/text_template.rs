@@ -3,7 +3,7 @@
 
 use cmf_gpu::Kind;
 use cmf_gpu::text::{ChatTemplate, RenderOptions};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -68,94 +68,183 @@ fn golden_conversations_render_byte_for_byte() {
     );
 }
 
-fn render(source: &str, messages: &[Value]) -> cmf_gpu::Result<String> {
-    ChatTemplate::new(source)?.render(messages, &RenderOptions::default())
-}
-
-/// Templates that would cost time, memory or stack without limits.
-fn hostile() -> Vec<(&'static str, String)> {
-    let nested = |open: &str, body: &str, close: &str, n: usize| format!("{}{body}{}", open.repeat(n), close.repeat(n));
-    let grow = "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}";
-    let bomb = "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
-    vec![
-        ("nested loops", "{% for i in range(25000) %}{% for j in range(25000) %}x{% endfor %}{% endfor %}".into()),
-        ("repeated string", "{{ 'x'*1000000000 }}".into()),
-        ("repeated list", "{{ [1]*1000000000 }}".into()),
-        ("repeated tuple", "{{ ((1,)*90000000)|length }}".into()),
-        ("range list", "{{ range(10**9)|list }}".into()),
-        ("format width", "{{ '%1000000000d'|format(1) }}".into()),
-        ("format precision", "{{ '%.1000000000f'|format(1.5) }}".into()),
-        ("str.format width", "{{ '{:>1000000000}'.format('x') }}".into()),
-        ("json indent", "{{ [1]|tojson(indent=1000000000) }}".into()),
-        ("indent filter", "{{ 'a\\nb'|indent(1000000000) }}".into()),
-        ("ljust", "{{ 'a'.ljust(1000000000) }}".into()),
-        ("center", "{{ 'a'.center(9000000000000000000) }}".into()),
-        ("zfill", "{{ 'a'.zfill(1000000000) }}".into()),
-        ("power", "{{ 10**100000000 }}".into()),
-        ("big power", "{{ (10**30)**(10**9) }}".into()),
-        ("replace", "{{ ('a'*100000).replace('a', 'b'*100000) }}".into()),
-        ("join", "{{ ('b'*100000).join(['x']*100000) }}".into()),
-        ("join filter", "{{ (['x']*100000)|join('b'*100000) }}".into()),
-        ("join of a shared list", format!("{bomb}{{{{ ','.join([ns.x]) }}}}")),
-        ("doubling", "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}".into()),
-        ("doubling list", "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|length }}{{ ns.x|list }}".into()),
-        ("shared list printed", format!("{bomb}{{{{ ns.x }}}}")),
-        ("shared list concatenated", format!("{bomb}{{{{ 'a' ~ ns.x }}}}")),
-        ("shared list as json", format!("{bomb}{{{{ ns.x|tojson }}}}")),
-        ("shared list formatted", format!("{bomb}{{{{ '%s'|format(ns.x) }}}}")),
-        ("shared list in str.format", format!("{bomb}{{{{ '{{}}'.format(ns.x) }}}}")),
-        ("shared list as string", format!("{bomb}{{{{ ns.x|string }}}}")),
-        ("shared list pretty", format!("{bomb}{{{{ ns.x|pprint }}}}")),
-        ("shared list raised", format!("{bomb}{{{{ raise_exception(ns.x) }}}}")),
-        ("deep list printed", format!("{grow}{{{{ ns.x }}}}")),
-        ("deep list as json", format!("{grow}{{{{ ns.x|tojson }}}}")),
-        ("macro recursion", "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}".into()),
-        ("macro recursion through call", "{% macro f() %}{% call f() %}{{ caller() }}{% endcall %}{% endmacro %}{{ f() }}".into()),
-        ("recursive loop", "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}".into()),
-        ("parentheses", format!("{{{{ {} }}}}", nested("(", "1", ")", 5000))),
-        ("brackets", format!("{{{{ {} }}}}", nested("[", "1", "]", 5000))),
-        ("braces", format!("{{{{ {} }}}}", nested("{'a':", "1", "}", 2000))),
-        ("if blocks", nested("{% if 1 %}", "x", "{% endif %}", 5000)),
-        ("for blocks", nested("{% for i in [1] %}", "x", "{% endfor %}", 5000)),
-        ("with blocks", nested("{% with %}", "x", "{% endwith %}", 5000)),
-        ("set blocks", nested("{% set x %}", "x", "{% endset %}", 5000)),
-        ("filter blocks", nested("{% filter upper %}", "x", "{% endfilter %}", 5000)),
-        ("macros", nested("{% macro x() %}", "x", "{% endmacro %}", 5000)),
-        ("elif", format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(50_000))),
-        ("many nots", format!("{{{{ {}1 }}}}", "not ".repeat(100_000))),
-        ("huge source", "x".repeat(10 << 20)),
-        ("include", "{% include '/etc/passwd' %}".into()),
-        ("import", "{% import '/etc/passwd' as x %}".into()),
-        ("from", "{% from '/etc/passwd' import x %}".into()),
-        ("extends", "{% extends '/etc/passwd' %}".into()),
-        ("quadratic sort", "{% for i in range(100000) %}{{ range(99999)|sort(reverse=true)|first }}{% endfor %}".into()),
-        ("split", "{% for i in range(10000) %}{% set x = (' a'*1000000).split() %}{% endfor %}".into()),
-        ("endless chain of lazy lists", "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = ns.x[:1] %}{% endfor %}{{ ns.x }}".into()),
-        ("map chain", "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = ns.x|map('string') %}{% endfor %}{{ ns.x|list }}".into()),
-        ("dates", "{{ strftime_now('%A' * 1000000) }}".into()),
-    ]
+#[test]
+fn expressions_have_pythons_values() {
+    let golden: Value =
+        serde_json::from_str(&std::fs::read_to_string(fixtures().join("expressions.json")).unwrap()).unwrap();
+    let options = RenderOptions {
+        kwargs: golden["variables"].as_object().unwrap().clone(),
+        ..RenderOptions::default()
+    };
+    let expressions = golden["expressions"].as_array().unwrap().iter();
+    let expressions = expressions.map(|case| (format!("{{{{ {} }}}}", case[0].as_str().unwrap()), &case[1]));
+    let templates = golden["templates"].as_array().unwrap().iter();
+    let templates = templates.map(|case| (case[0].as_str().unwrap().to_string(), &case[1]));
+    let mut failures = Vec::new();
+    for (source, expected) in expressions.chain(templates) {
+        let result = ChatTemplate::new(&source).and_then(|template| template.render(&[], &options));
+        match result {
+            Ok(text) if Some(text.as_str()) == expected.as_str() => {}
+            Err(_) if expected.is_null() => {}
+            other => failures.push(format!("{source}: {other:?}, expected {expected}")),
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} differ:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 #[test]
-fn zz_probe() {
-    for (name, source) in hostile() {
-        if std::env::var("ONLY").is_ok_and(|only| only != name) {
-            continue;
+fn what_python_refuses_or_this_engine_lacks_is_an_error_with_its_line() {
+    for (source, part) in [
+        ("\n{{ 'a'|no_such_filter }}", "line 2: unknown filter"),
+        ("\n\n{{ 'a' is no_such_test }}", "line 3: unknown test"),
+        ("{{ no_such_function() }}", "line 1: unknown function"),
+        ("{{ 'a'.no_such_method() }}", "line 1: unknown method"),
+        ("\n{% no_such_tag %}", "line 2: syntax error"),
+        ("a\n{% if x %}\nb", "line 3: syntax error"),
+        ("{% if", "line 1: syntax error"),
+        ("{% for x in [1] %}\n{{ [x, \n{% endfor %}", "line 3: syntax error"),
+        ("{{ messages.__class__.__mro__ }}", "line 1: undefined value"),
+        ("{{ 'a' + nothing }}", "line 1: invalid operation"),
+        ("{{ strftime_now('%Q') }}", "'%Q' is not a known directive"),
+        (
+            "{% generation x %}{% endgeneration %}",
+            "line 1: 'generation' takes no arguments",
+        ),
+        ("{{ [1].append(2) }}", "cannot be changed in place"),
+        ("{{ debug() }}", "unknown function"),
+        ("{{ [1]|zip([2]) }}", "unknown filter"),
+    ] {
+        let result = ChatTemplate::new(source).and_then(|template| template.render(&[], &RenderOptions::default()));
+        let err = result.expect_err(source);
+        assert_eq!(err.kind, Kind::Template, "{source}");
+        assert!(err.message.contains(part), "{source}: {err}");
+    }
+}
+
+#[test]
+fn the_templates_own_refusal_is_passed_on_word_for_word() {
+    let nested = "{% macro check(m) %}{{ raise_exception('No \"' ~ m.role ~ '\" here!') }}{% endmacro %}\
+                  {% for m in messages %}{{ check(m) }}{% endfor %}";
+    let template = ChatTemplate::new(nested).unwrap();
+    let err = template
+        .render(&[json!({"role": "tool"})], &RenderOptions::default())
+        .unwrap_err();
+    assert_eq!((err.kind, err.message.as_str()), (Kind::Template, "No \"tool\" here!"));
+}
+
+#[test]
+fn tool_call_arguments_given_as_text_become_objects() {
+    let template = ChatTemplate::new(
+        "{% for m in messages %}{% for c in m.tool_calls %}{% set f = c.function or c %}{{ f.arguments is string }} \
+         {{ f.arguments|tojson }};{% endfor %}{% endfor %}",
+    )
+    .unwrap();
+    let call = |arguments: Value| json!({"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]});
+    let messages = [
+        call(json!("{\"b\": 1, \"a\":[2.0]}")),
+        call(json!({"x": "y"})),
+        call(json!("not json")),
+        call(json!("5")),
+        json!({"role": "assistant", "tool_calls": [{"name": "flat", "arguments": "{\"k\":null}"}]}),
+    ];
+    assert_eq!(
+        template.render(&messages, &RenderOptions::default()).unwrap(),
+        "False {\"b\": 1, \"a\": [2.0]};False {\"x\": \"y\"};True \"not json\";True \"5\";False {\"k\": null};"
+    );
+}
+
+#[test]
+fn the_fallback_template_is_chatml() {
+    let options = RenderOptions {
+        add_generation_prompt: true,
+        ..RenderOptions::default()
+    };
+    let messages = [
+        json!({"role": "system", "content": "s"}),
+        json!({"role": "user", "content": " <b> "}),
+    ];
+    assert_eq!(
+        ChatTemplate::chatml().unwrap().render(&messages, &options).unwrap(),
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\n <b> <|im_end|>\n<|im_start|>assistant\n"
+    );
+}
+
+#[test]
+fn senseless_requests_are_usage_errors() {
+    let template = ChatTemplate::chatml().unwrap();
+    let user = json!({"role": "user", "content": "x"});
+    let check = |messages: &[Value], options: RenderOptions| template.render(messages, &options).unwrap_err().kind;
+    let default = RenderOptions::default;
+    assert_eq!(check(&[json!("text")], default()), Kind::Usage);
+    let both = RenderOptions {
+        add_generation_prompt: true,
+        continue_final_message: true,
+        ..default()
+    };
+    assert_eq!(check(std::slice::from_ref(&user), both), Kind::Usage);
+    let cont = || RenderOptions {
+        continue_final_message: true,
+        ..default()
+    };
+    assert_eq!(
+        check(&[json!({"role": "assistant", "content": null})], cont()),
+        Kind::Usage
+    );
+    assert_eq!(check(&[], cont()), Kind::Usage);
+    let kwargs = json!({"messages": []}).as_object().unwrap().clone();
+    assert_eq!(
+        check(std::slice::from_ref(&user), RenderOptions { kwargs, ..default() }),
+        Kind::Usage
+    );
+    let deep = (0..1000).fold(json!(1), |inner, _| json!([inner]));
+    assert_eq!(
+        check(&[json!({"role": "user", "content": deep})], default()),
+        Kind::Usage
+    );
+}
+
+#[test]
+fn ordinary_long_conversations_stay_within_the_budget() {
+    let golden: Value = serde_json::from_str(&std::fs::read_to_string(fixtures().join("cases.json")).unwrap()).unwrap();
+    let tools = golden["cases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find_map(|case| case["kwargs"].get("tools"))
+        .unwrap();
+    let turn = |i: usize| {
+        let role = ["user", "assistant"][i % 2];
+        json!({"role": role, "content": "some words of a conversation ".repeat(20)})
+    };
+    for name in std::fs::read_dir(fixtures().join("templates")).unwrap() {
+        let path = name.unwrap().path();
+        let template = ChatTemplate::new(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            tools: Some(tools.clone()),
+            special_tokens: json!({"bos_token": "<s>", "eos_token": "</s>"})
+                .as_object()
+                .unwrap()
+                .clone(),
+            ..RenderOptions::default()
+        };
+        for count in [1, 99, 2001] {
+            let messages: Vec<Value> = (0..count).map(turn).collect();
+            let start = Instant::now();
+            let text = template
+                .render(&messages, &options)
+                .unwrap_or_else(|err| panic!("{path:?} {count}: {err}"));
+            assert!(text.len() > 500.min(count * 500), "{path:?}");
+            assert!(
+                start.elapsed() < Duration::from_secs(2),
+                "{path:?} {count}: {:?}",
+                start.elapsed()
+            );
         }
-        let start = Instant::now();
-        eprint!("{name}: ");
-        let result = render(&source, &[]);
-        let rss = std::fs::read_to_string("/proc/self/status").unwrap();
-        let hwm = rss.lines().find(|l| l.starts_with("VmHWM")).unwrap().to_string();
-        eprintln!(
-            "{:?} {} {:?}",
-            start.elapsed(),
-            hwm,
-            result.map(|s| format!("OK {} bytes", s.len())).map_err(|e| e
-                .message
-                .chars()
-                .take(120)
-                .collect::<String>())
-        );
     }
 }

@@ -4,6 +4,7 @@
 //! `raise_exception`, `generation` blocks) and bounds what one rendering may cost. Knows no tokens and no model.
 
 mod clock;
+mod harden;
 mod json;
 mod python;
 mod repr;
@@ -115,6 +116,9 @@ impl ChatTemplate {
                 "continue_final_message and add_generation_prompt exclude each other"
             );
         }
+        if options.continue_final_message && messages.is_empty() {
+            bail!(Usage, "continue_final_message: there is no message to continue");
+        }
         on_large_stack(|| self.render_here(messages, options))
     }
 
@@ -185,17 +189,15 @@ fn environment() -> Result<Environment<'static>> {
     environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
+    python::install(&mut environment);
     repr::install(&mut environment);
+    harden::install(&mut environment);
     environment.remove_global("debug");
     // Not part of the language that templates are written in, and able to grow a value without limit.
     for filter in ["chain", "zip"] {
         environment.remove_filter(filter);
     }
     environment.add_filter("tojson", json::tojson);
-    environment.add_test("iterable", python::is_iterable);
-    environment.add_test("sequence", python::is_sequence);
-    environment.add_function("cycler", minijinja_contrib::globals::cycler);
-    environment.add_function("joiner", minijinja_contrib::globals::joiner);
     environment.add_function(
         "raise_exception",
         |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {

@@ -7,6 +7,7 @@ use super::stream::TextStream;
 use crate::error::{Error, Kind, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::{
     AddedVocabulary, Model, NormalizedString, OffsetType, PreTokenizedString, PreTokenizer, Token as LibraryToken,
@@ -22,14 +23,16 @@ const MAX_VOCAB: u32 = 1 << 24;
 const MAX_EXPANSION: u64 = 64;
 /// Breaks a special token in a text that must not be parsed as one; a noncharacter, which no text holds.
 const GUARD: char = '\u{fdd0}';
+/// Says that the next character is no mark.
+const LITERAL: char = '\u{fdd2}';
 
 /// A checked tokenizer.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// The added tokens, set up to leave special ones in the text.
     plain: AddedVocabulary,
-    /// Contents of special tokens, longest first.
-    special: Vec<String>,
+    /// Contents of special tokens by their first character.
+    special: BTreeMap<char, Vec<String>>,
     vocab_size: usize,
     /// How the decoder joins tokens.
     pub(super) joining: Joining,
@@ -116,13 +119,16 @@ impl Tokenizer {
         }
         let mut plain = inner.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
-        let mut special: Vec<String> = inner
+        let mut special: BTreeMap<char, Vec<String>> = BTreeMap::new();
+        for token in inner
             .get_added_tokens_decoder()
             .into_values()
             .filter(|token| token.special)
-            .map(|t| t.content)
-            .collect();
-        special.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        {
+            if let Some(first) = token.content.chars().next() {
+                special.entry(first).or_default().push(token.content);
+            }
+        }
         let mut tokenizer = Tokenizer {
             inner,
             plain,
@@ -156,10 +162,12 @@ impl Tokenizer {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
+            if matches!(c, GUARD | LITERAL) {
+                out.push(LITERAL);
+            }
             out.push(c);
-            if c == GUARD {
-                out.push(GUARD);
-            } else if self.special.iter().any(|token| rest.starts_with(token.as_str())) {
+            let starts = |tokens: &Vec<String>| tokens.iter().any(|token| rest.starts_with(token.as_str()));
+            if self.special.get(&c).is_some_and(starts) {
                 out.push(GUARD);
             }
             rest = &rest[c.len_utf8()..];
@@ -170,7 +178,7 @@ impl Tokenizer {
     /// Token ids of a text that may hold marks of [`guard`](Self::guard): special tokens are parsed where no mark breaks
     /// them. Nothing is added.
     pub fn encode_guarded(&self, text: &str) -> Result<Vec<u32>> {
-        if !text.contains(GUARD) {
+        if !text.contains([GUARD, LITERAL]) {
             return self.encode(text, false);
         }
         check_length(text)?;
@@ -187,6 +195,11 @@ impl Tokenizer {
 
     /// Text of `ids`; ids without a token add nothing. `skip_special` leaves special tokens out.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        // Some of the library's decoders fail without tokens.
+        let shown = |&id: &u32| self.token(id).is_some() && !(skip_special && self.is_special(id));
+        if !ids.iter().any(shown) {
+            return Ok(String::new());
+        }
         guarded("decoding", || self.inner.decode(ids, skip_special))
     }
 
@@ -251,7 +264,7 @@ impl Tokenizer {
     ) -> Vec<(NormalizedString, Option<Vec<LibraryToken>>)> {
         let text = piece.get();
         let mut added: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
-        added.sort_by(|(_, a), (_, b)| b.content.len().cmp(&a.content.len()));
+        added.sort_by_key(|(_, token)| std::cmp::Reverse(token.content.len()));
         let slice = |from, to| piece.slice(tokenizers::tokenizer::normalizer::Range::Normalized(from..to));
         let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         let mut out = Vec::new();
@@ -259,11 +272,9 @@ impl Tokenizer {
         while let Some(c) = text[at..].chars().next() {
             let found = added.iter().find(|(_, token)| {
                 let end = at + token.content.len();
-                let marked = || {
-                    marks[marks.partition_point(|&m| m <= at)..]
-                        .first()
-                        .is_some_and(|&m| m < end)
-                };
+                // A mark follows the first character, which may be the only one.
+                let breaks = |&m: &usize| m < end || m == at + c.len_utf8();
+                let marked = || marks[marks.partition_point(|&m| m <= at)..].first().is_some_and(breaks);
                 text[at..].starts_with(token.content.as_str())
                     && !(token.special && marked())
                     && !(token.single_word
@@ -289,7 +300,7 @@ impl Tokenizer {
         out
     }
 
-    fn find_joining(&self, vocab: &std::collections::HashMap<String, u32>) -> Result<Joining> {
+    fn find_joining(&self, vocab: &HashMap<String, u32>) -> Result<Joining> {
         let decoder = serde_json::to_value(self.inner.get_decoder())
             .map_err(|err| Error::new(Kind::Tokenizer, format!("the decoder cannot be examined: {err}")))?;
         let mut steps = Vec::new();
@@ -355,14 +366,12 @@ pub(super) fn byte_token(token: &str) -> Option<u8> {
 /// The text without marks, and where (in bytes of that text) the marks were.
 fn unmark(text: &str) -> (String, Vec<usize>) {
     let (mut out, mut marks) = (String::with_capacity(text.len()), Vec::new());
-    let mut chars = text.chars().peekable();
+    let mut chars = text.chars();
     while let Some(c) = chars.next() {
-        if c != GUARD {
-            out.push(c);
-        } else if chars.next_if_eq(&GUARD).is_some() {
-            out.push(GUARD);
-        } else {
-            marks.push(out.len());
+        match c {
+            GUARD => marks.push(out.len()),
+            LITERAL => out.extend(chars.next()),
+            c => out.push(c),
         }
     }
     (out, marks)

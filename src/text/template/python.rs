@@ -1,10 +1,10 @@
-//! Methods that Python's `str`, `list` and `dict` have and templates call.
+//! Python where the engine is not: methods of `str`, `list` and `dict` that templates call, and some filters and tests.
 //!
 //! Completes the set of `minijinja-contrib` and replaces its methods where their results differ from Python's.
 
 use super::repr;
-use minijinja::value::{Kwargs, Value, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
+use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat;
 
 /// Most digits of a width or precision in `str.format`.
@@ -31,6 +31,11 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
             }
             Err(invalid("index: the value is not in the list"))
         }
+        // Values never change, so a copy is the value.
+        ValueKind::Seq | ValueKind::Map if name == "copy" => {
+            let () = from_args(args)?;
+            Ok(value.clone())
+        }
         ValueKind::Seq | ValueKind::Map
             if matches!(
                 name,
@@ -54,13 +59,58 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
     }
 }
 
+/// Replaces filters, tests and functions of the engine that differ from the ones templates are written for.
+pub(super) fn install(environment: &mut Environment) {
+    environment.add_test("iterable", is_iterable);
+    environment.add_test("sequence", is_sequence);
+    environment.add_function("cycler", |items: Rest<Value>| {
+        minijinja_contrib::globals::cycler(items.0)
+    });
+    environment.add_function("joiner", minijinja_contrib::globals::joiner);
+    // A name with a blank cannot be written in a template.
+    environment.add_filter("engine int", minijinja::filters::int);
+    environment.add_filter("engine float", minijinja::filters::float);
+    environment.add_filter(
+        "int",
+        |state: &mut State, value: &Value, default: Option<Value>, options: Kwargs| {
+            number(state, "engine int", value, default, options, Value::from(0))
+        },
+    );
+    environment.add_filter(
+        "float",
+        |state: &mut State, value: &Value, default: Option<Value>, options: Kwargs| {
+            number(state, "engine float", value, default, options, Value::from(0.0))
+        },
+    );
+}
+
+/// `value` as a number, or the default where it is none.
+fn number(
+    state: &mut State,
+    filter: &str,
+    value: &Value,
+    default: Option<Value>,
+    options: Kwargs,
+    zero: Value,
+) -> Result<Value, Error> {
+    let default = match default {
+        Some(default) => default,
+        None => options.get::<Option<Value>>("default")?.unwrap_or(zero),
+    };
+    options.assert_all_used()?;
+    match state.apply_filter(filter, std::slice::from_ref(value)) {
+        Err(err) if err.kind() == ErrorKind::InvalidOperation => Ok(default),
+        result => result,
+    }
+}
+
 /// Whether Python's `iter(value)` works; an undefined value is an empty iterable.
-pub(super) fn is_iterable(value: &Value) -> bool {
+fn is_iterable(value: &Value) -> bool {
     !matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number) && value.try_iter().is_ok()
 }
 
 /// Whether the value has a length and items, which strings and maps have too.
-pub(super) fn is_sequence(value: &Value) -> bool {
+fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
         ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
@@ -105,6 +155,10 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
                 Some(at) => Value::from(at),
                 None => return Err(invalid(format!("{name}: the substring is not found"))),
             }
+        }
+        "isdecimal" => {
+            let () = from_args(args)?;
+            Value::from(!text.is_empty() && text.chars().all(char::is_numeric))
         }
         "casefold" => {
             let () = from_args(args)?;

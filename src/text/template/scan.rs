@@ -1,9 +1,11 @@
 //! A first look at a chat template before the template engine parses it.
 //!
-//! Enforces the limits that keep parsing bounded, refuses tags that would load other templates, and turns the
-//! `generation` tag of chat templates into a plain scope. Knows tags, strings, comments and raw blocks, not expressions.
+//! Enforces the limits that keep parsing bounded, refuses tags that would load other templates, turns the `generation`
+//! tag of chat templates into a plain scope, and has code hardened. Knows tags, strings, comments and raw blocks, not expressions.
 
+use super::harden;
 use crate::error::{Result, bail};
+use std::ops::Range;
 
 /// Longest template source, in bytes.
 const MAX_SOURCE: usize = 1 << 20;
@@ -22,7 +24,9 @@ pub(super) fn prepare(source: &str) -> Result<String> {
         );
     }
     let mut out = String::with_capacity(source.len());
-    let (mut copied, mut pos, mut elifs) = (0, 0, 0);
+    let (mut pos, mut elifs) = (0, 0);
+    // Ranges of the source and what to write instead.
+    let mut replacements: Vec<(Range<usize>, String)> = Vec::new();
     while let Some(at) = find_open(source, pos) {
         let after = at + 2;
         let body = &source[after..];
@@ -33,7 +37,10 @@ pub(super) fn prepare(source: &str) -> Result<String> {
                 None => break,
             },
             b'{' => match close(body, "}}").map_err(|code| too_long(source, at, code))? {
-                Some(end) => pos = after + end + 2,
+                Some(end) => {
+                    pos = after + end + 2;
+                    replacements.extend(hardened(source, after..after + end, ""));
+                }
                 None => break,
             },
             _ => {
@@ -42,6 +49,7 @@ pub(super) fn prepare(source: &str) -> Result<String> {
                 let name = &rest[..rest
                     .find(|c: char| !(c.is_alphanumeric() || c == '_'))
                     .unwrap_or(rest.len())];
+                let name_end = name_at + name.len();
                 let line = || line_of(source, at);
                 match name {
                     "raw" => {
@@ -69,9 +77,7 @@ pub(super) fn prepare(source: &str) -> Result<String> {
                 };
                 pos = after + end + 2;
                 if let "generation" | "endgeneration" = name {
-                    let arguments = source[name_at + name.len()..after + end]
-                        .trim_end_matches(['-', '+'])
-                        .trim();
+                    let arguments = source[name_end..after + end].trim_end_matches(['-', '+']).trim();
                     if !arguments.is_empty() {
                         bail!(
                             Template,
@@ -79,15 +85,31 @@ pub(super) fn prepare(source: &str) -> Result<String> {
                             line()
                         );
                     }
-                    out.push_str(&source[copied..name_at]);
-                    out.push_str(if name == "generation" { "with" } else { "endwith" });
-                    copied = name_at + name.len();
+                    let name = if name == "generation" { "with" } else { "endwith" };
+                    replacements.push((name_at..name_end, name.to_string()));
+                } else {
+                    replacements.extend(hardened(source, name_end..after + end, name));
                 }
             }
         }
     }
+    let mut copied = 0;
+    for (range, text) in replacements {
+        out.push_str(&source[copied..range.start]);
+        out.push_str(&text);
+        copied = range.end;
+    }
     out.push_str(&source[copied..]);
     Ok(out)
+}
+
+/// The code in `range` of a tag, which may start and end with white space control, with its dangerous places wrapped.
+fn hardened(source: &str, range: Range<usize>, statement: &str) -> Option<(Range<usize>, String)> {
+    let code = &source[range.clone()];
+    let start = range.start + code.len() - code.trim_start_matches(['-', '+']).len();
+    // `{{-1}}` trims and shows 1; a sign before the end is always white space control.
+    let code = source[start..range.end].trim_end_matches(['-', '+']);
+    harden::wrap(code, statement).map(|wrapped| (start..start + code.len(), wrapped))
 }
 
 fn too_long(source: &str, at: usize, code: usize) -> crate::Error {
