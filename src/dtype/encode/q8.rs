@@ -7,10 +7,6 @@ use half::f16;
 /// The largest code. −128 is not used, so that positive and negative weights are treated alike.
 const TOP: f32 = 127.0;
 
-/// How far below the largest column field the smallest one may lie: small enough to follow any real spread of columns, large
-/// enough to keep the fields of common weights out of f16's subnormal numbers.
-const FIELD_SPREAD: f64 = 1.0 / 256.0;
-
 /// `[i8 rows·cols][f16 rows]`: scale = absmax/127, rounded up.
 pub fn q8_row(source: &Source, payload: &mut [u8]) -> Result<()> {
     let field = vec![1.0; source.cols];
@@ -19,10 +15,10 @@ pub fn q8_row(source: &Source, payload: &mut [u8]) -> Result<()> {
 
 /// `[i8 rows·cols][f16 rows][f16 cols]`.
 ///
-/// A column's field follows its amplitude, (mean w⁴)^(3/16), and a row's field is the absmax of what remains, /127, rounded
-/// up. Between the mean square, which forgets a column's large weights, and the absmax, which one outlier decides, the
-/// fourth power was best on trained matrices of every role; following it with the power 3/4 of its size beat both more
-/// and less.
+/// A column's field is the largest share that one of its weights has of its own row's absmax, at most 1, and a row's field
+/// is the absmax of what remains, /127, rounded up. So no weight's step is ever larger than q8_row's, and columns of small
+/// weights get finer ones. Fields that follow the columns' mean amplitude lose less on average, but they coarsen columns of
+/// large weights, and networks feed a few such columns with activations a thousand times the others'.
 pub fn q8_2f(source: &Source, payload: &mut [u8]) -> Result<()> {
     let (codes_and_rows, field_bytes) = payload.split_at_mut(source.rows * (source.cols + 2));
     let field = column_field(source)?;
@@ -73,35 +69,27 @@ fn encode(source: &Source, field: &[f32], payload: &mut [u8]) -> Result<()> {
 /// The column field of q8_2f: positive and finite, even where a column holds nothing but zeros.
 fn column_field(source: &Source) -> Result<Vec<f16>> {
     let blocks = source.map(|_, values| {
-        let mut sums = vec![0.0; source.cols];
+        let mut shares = vec![0f32; source.cols];
         for row in values.chunks_exact(source.cols) {
-            for (sum, &value) in sums.iter_mut().zip(row) {
-                let square = f64::from(value) * f64::from(value);
-                *sum += square * square;
+            let top = absmax(row);
+            if top > 0.0 {
+                for (share, &value) in shares.iter_mut().zip(row) {
+                    *share = share.max(value.abs() / top);
+                }
             }
         }
-        Ok((sums, absmax(values)))
+        Ok(shares)
     })?;
-    let mut amplitudes = vec![0.0; source.cols];
-    let mut top = 0f32;
-    // In block order, whichever thread was first: sums depend on their order.
-    for (sums, block_top) in blocks {
-        amplitudes
+    let mut shares = vec![0f32; source.cols];
+    for block in blocks {
+        shares
             .iter_mut()
-            .zip(sums)
-            .for_each(|(amplitude, sum)| *amplitude += sum);
-        top = top.max(block_top);
+            .zip(block)
+            .for_each(|(share, other)| *share = share.max(other));
     }
-    amplitudes
-        .iter_mut()
-        .for_each(|amplitude| *amplitude = (*amplitude / source.rows as f64).powf(3.0 / 16.0));
-    let largest = amplitudes.iter().copied().fold(0.0, f64::max);
-    // Rows and columns share the magnitude evenly, so that both stay inside of f16's range.
-    let largest_field = (f64::from(top) / f64::from(TOP)).sqrt();
-    let field = |amplitude: f64| {
-        let share = if largest > 0.0 { amplitude / largest } else { 1.0 };
-        let field = f16::from_f64(largest_field * share.max(FIELD_SPREAD));
-        field.clamp(f16::MIN_POSITIVE_SUBNORMAL, f16::MAX)
+    let field = |share: f32| {
+        let share = if share > 0.0 { share } else { 1.0 };
+        half_up(f64::from(share)).max(f16::MIN_POSITIVE)
     };
-    Ok(amplitudes.into_iter().map(field).collect())
+    Ok(shares.into_iter().map(field).collect())
 }
