@@ -208,8 +208,15 @@ fn decoders_of_every_joining_stream_exactly() {
         config["decoder"] = decoder.clone();
         let tokenizer = from_value(&config).unwrap();
         let mut random = Random(5);
-        for _ in 0..100 {
-            let tokens = token_list("gemma", &tokenizer, &mut random);
+        let mut lists: Vec<Vec<u32>> = (0..100).map(|_| token_list("gemma", &tokenizer, &mut random)).collect();
+        // Letters that a decoder above joins, drops or replaces across tokens.
+        lists.push(
+            "bthaab▁th"
+                .chars()
+                .map(|c| tokenizer.id(&c.to_string()).unwrap())
+                .collect(),
+        );
+        for tokens in lists {
             let whole = tokenizer.decode(&tokens, true).unwrap();
             assert_eq!(
                 streamed(&tokenizer, &tokens, true, &[]).0,
