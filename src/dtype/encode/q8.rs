@@ -15,10 +15,9 @@ pub fn q8_row(source: &Source, payload: &mut [u8]) -> Result<()> {
 
 /// `[i8 rows·cols][f16 rows][f16 cols]`.
 ///
-/// A column's field is the largest share that one of its weights has of its own row's absmax, at most 1, and a row's field
-/// is the absmax of what remains, /127, rounded up. So no weight's step is ever larger than q8_row's, and columns of small
-/// weights get finer ones. Fields that follow the columns' mean amplitude lose less on average, but they coarsen columns of
-/// large weights, and networks feed a few such columns with activations a thousand times the others'.
+/// A column's field follows the square root of its amplitude, ((mean w⁴)^(1/4))^(1/2), so that rows and columns share the
+/// work; a row's field is the absmax of what remains, /127, rounded up. Before that, each column takes back what no row
+/// needs. On a trained model, powers between 1/2 and 3/4 of the amplitude had the lowest perplexity.
 pub fn q8_2f(source: &Source, payload: &mut [u8]) -> Result<()> {
     let (codes_and_rows, field_bytes) = payload.split_at_mut(source.rows * (source.cols + 2));
     let field = column_field(source)?;
@@ -68,28 +67,69 @@ fn encode(source: &Source, field: &[f32], payload: &mut [u8]) -> Result<()> {
 
 /// The column field of q8_2f: positive and finite, even where a column holds nothing but zeros.
 fn column_field(source: &Source) -> Result<Vec<f16>> {
+    let start = amplitudes(source)?;
+    // The rows take what the columns leave, and the columns what those rows leave: this only tightens.
+    let field = largest(source, |values, shares| {
+        let row = values
+            .iter()
+            .zip(&start)
+            .map(|(value, field)| value.abs() / field)
+            .fold(0.0, f32::max);
+        if row > 0.0 {
+            shares
+                .iter_mut()
+                .zip(values)
+                .for_each(|(share, value)| *share = share.max(value.abs() / row));
+        }
+    })?;
+    Ok(field
+        .into_iter()
+        .map(|share| half_up(f64::from(share)).max(f16::MIN_POSITIVE))
+        .collect())
+}
+
+/// For each column the largest of what `share` raised it to over all rows; 1 for columns that nothing raised.
+fn largest(source: &Source, share: impl Fn(&[f32], &mut [f32]) + Sync) -> Result<Vec<f32>> {
     let blocks = source.map(|_, values| {
         let mut shares = vec![0f32; source.cols];
-        for row in values.chunks_exact(source.cols) {
-            let top = absmax(row);
-            if top > 0.0 {
-                for (share, &value) in shares.iter_mut().zip(row) {
-                    *share = share.max(value.abs() / top);
-                }
-            }
-        }
+        values.chunks_exact(source.cols).for_each(|row| share(row, &mut shares));
         Ok(shares)
     })?;
-    let mut shares = vec![0f32; source.cols];
+    let mut all = vec![0f32; source.cols];
     for block in blocks {
-        shares
-            .iter_mut()
-            .zip(block)
-            .for_each(|(share, other)| *share = share.max(other));
+        all.iter_mut().zip(block).for_each(|(all, one)| *all = all.max(one));
     }
-    let field = |share: f32| {
-        let share = if share > 0.0 { share } else { 1.0 };
-        half_up(f64::from(share)).max(f16::MIN_POSITIVE)
-    };
-    Ok(shares.into_iter().map(field).collect())
+    Ok(all
+        .into_iter()
+        .map(|share| if share > 0.0 { share } else { 1.0 })
+        .collect())
+}
+
+/// (mean w⁴)^(1/8) of each column, relative to the largest.
+fn amplitudes(source: &Source) -> Result<Vec<f32>> {
+    let blocks = source.map(|_, values| {
+        let mut sums = vec![0.0; source.cols];
+        for row in values.chunks_exact(source.cols) {
+            for (sum, &value) in sums.iter_mut().zip(row) {
+                let square = f64::from(value) * f64::from(value);
+                *sum += square * square;
+            }
+        }
+        Ok(sums)
+    })?;
+    let mut all = vec![0f64; source.cols];
+    for block in blocks {
+        all.iter_mut().zip(block).for_each(|(all, one)| *all += one);
+    }
+    let top = all.iter().copied().fold(0.0, f64::max);
+    Ok(all
+        .iter()
+        .map(|sum| {
+            if *sum > 0.0 {
+                (sum / top).powf(1.0 / 8.0) as f32
+            } else {
+                1.0
+            }
+        })
+        .collect())
 }
