@@ -12,6 +12,7 @@ pub use cases::cases;
 pub use programs::programs;
 pub use rig::{Rig, Round};
 
+use crate::container::Tensors;
 use crate::error::Result;
 use crate::gpu::{Device, GpuExecutor};
 use crate::host::HostExecutor;
@@ -70,6 +71,15 @@ pub struct Failure {
     pub name: String,
     /// What was wrong.
     pub what: String,
+}
+
+/// A plan with its weights.
+#[derive(Clone)]
+pub struct Subject {
+    /// The plan.
+    pub plan: Arc<Plan>,
+    /// What its matrices and vectors are made of.
+    pub tensors: Arc<dyn Tensors>,
 }
 
 /// One line of the table: a kernel with a weight type and dimensions.
@@ -230,6 +240,7 @@ pub fn compare(
     let plan = &reference.plan;
     let written = written(plan);
     let mut worst: f64 = 0.0;
+    let mut idle = true;
     for round in &reference.rounds {
         run(reference, round, &mut host)?;
         run(tried, round, &mut gpu)?;
@@ -239,6 +250,7 @@ pub fn compare(
             let verdict = match written.get(&buffer) {
                 Some(name) => {
                     let wanted = host.read(buffer, 0, before.len())?;
+                    idle &= wanted == before;
                     judge(&before, &found, &wanted, elements(name, plan.kv), tolerance)
                 }
                 // An input, which is as it was.
@@ -253,7 +265,10 @@ pub fn compare(
             }
         }
     }
-    Ok(Ok(worst))
+    match idle {
+        true => Ok(Err("the reference writes nothing".into())),
+        false => Ok(Ok(worst)),
+    }
 }
 
 /// What the device leaves in every buffer after every round: for comparing devices and variants bit by bit.
@@ -327,6 +342,90 @@ impl Tally {
             passed: self.passed,
             failed: self.failed,
             worst: self.worst.into_iter().collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|value| value.to_bits()).collect()
+    }
+
+    #[test]
+    fn errors_are_relative_to_what_is_written() {
+        let before = bits(&[1e6, 0.0, 0.0]);
+        let wanted = bits(&[1e6, 3.0, 4.0]);
+        let found = bits(&[1e6, 3.0, 4.001]);
+        let judged = judge(&before, &found, &wanted, Elements::F32, Tolerance::Summed);
+        // The large element that nobody touched does not make the error look small.
+        assert!(
+            matches!(judged, Err(Difference::TooFar(error, _)) if (error - 2e-4).abs() < 1e-6),
+            "{judged:?}"
+        );
+        assert_eq!(
+            judge(&before, &wanted, &wanted, Elements::F32, Tolerance::Exact),
+            Ok(0.0)
+        );
+        assert!(
+            judge(
+                &before,
+                &bits(&[1e6, 0.0, 1e-9]),
+                &before,
+                Elements::F32,
+                Tolerance::Half
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn what_is_not_written_or_written_elsewhere_shows() {
+        let unset = [rig::UNSET; 2];
+        let one = [1f32.to_bits(), rig::UNSET];
+        let both = bits(&[1.0, 1.0]);
+        let judged = |found: &[u32], wanted: &[u32]| judge(&unset, found, wanted, Elements::F32, Tolerance::Half);
+        assert_eq!(judged(&one, &one), Ok(0.0));
+        assert_eq!(judged(&one, &both), Err(Difference::Stray(1)));
+        assert_eq!(judged(&both, &one), Err(Difference::Stray(1)));
+    }
+
+    #[test]
+    fn what_is_not_finite_fails() {
+        let (nan, one) = (bits(&[f32::NAN]), bits(&[1.0]));
+        let judged = |found: &[u32], wanted: &[u32]| judge(&[0], found, wanted, Elements::F32, Tolerance::Half);
+        assert_eq!(judged(&nan, &one), Err(Difference::NonFinite(0)));
+        assert_eq!(judged(&one, &nan), Err(Difference::BadReference(0)));
+        assert_eq!(judged(&bits(&[f32::INFINITY]), &one), Err(Difference::NonFinite(0)));
+    }
+
+    #[test]
+    fn halves_and_words_are_compared_as_what_they_are() {
+        let half = |value: f32| u32::from(f16::from_f32(value).to_bits());
+        let pair = |low: f32, high: f32| [half(low) | half(high) << 16];
+        let judged = |found: &[u32], elements| judge(&[0], found, &pair(1.0, 2.0), elements, Tolerance::Summed);
+        assert_eq!(judged(&pair(1.0, 2.0), Elements::F16), Ok(0.0));
+        assert!(judged(&pair(1.01, 2.0), Elements::F16).is_err());
+        assert!(judged(&pair(1.0, 2.02), Elements::F16).is_err());
+        assert_eq!(
+            judged(&[half(1.0) | half(2.0) << 16 ^ 1], Elements::Words),
+            Err(Difference::Stray(0))
+        );
+    }
+
+    #[test]
+    fn names_are_unique_and_every_kernel_has_cases() {
+        let cases = cases();
+        let mut names: Vec<_> = cases.iter().map(Case::name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), cases.len());
+        for kernel in crate::kernel::Kernel::ALL {
+            let stem = kernel.stem();
+            let has = cases.iter().any(|case| case.kind().split('.').next() == Some(stem));
+            assert!(has, "{stem} has no case");
         }
     }
 }

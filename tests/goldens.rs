@@ -6,18 +6,16 @@
 mod common;
 
 use cmf_gpu::container::Container;
-use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::model::bind;
-use cmf_gpu::program::{Executor, Plan, PlanOptions, plan};
+use cmf_gpu::program::{Executor, Plan, PlanOptions};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Finish, Generation, Session};
 use safetensors::SafeTensors;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 const TOLERANCE: f32 = 1e-3;
@@ -33,20 +31,15 @@ struct Golden {
 
 impl Golden {
     fn open(name: &str) -> Golden {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("model.cmf");
-        convert(&path, &file, &Options { quant: Dtype::F16 }, &mut |_| {}).unwrap();
-        let tensors = Arc::new(Container::open(&file).unwrap());
+        let (tensors, guard) = common::golden(name, Dtype::F16);
         Golden {
-            path,
+            path: common::golden_dir(name),
             tensors,
-            _dir: dir,
+            _dir: guard,
         }
     }
 
     fn plan(&self, chunk: u32, max_binding: u64) -> Arc<Plan> {
-        let model = bind(&self.tensors.header().arch, &*self.tensors).unwrap();
         let options = PlanOptions {
             ctx: 96,
             chunk,
@@ -54,7 +47,7 @@ impl Golden {
             max_binding,
             all_logits: true,
         };
-        Arc::new(plan(&model, &*self.tensors, &options).unwrap())
+        common::plan_of(&self.tensors, &options)
     }
 
     fn device(&self, chunk: u32) -> Session {
@@ -101,7 +94,11 @@ impl Golden {
                 assert_eq!(hidden[0].len(), layers);
                 for layer in 0..layers {
                     let found: Vec<_> = hidden.iter().map(|column| column[layer].clone()).collect();
-                    close(&format!("layer {layer}"), &found, &rows(&format!("hidden.p2.layer{layer}")));
+                    close(
+                        &format!("layer {layer}"),
+                        &found,
+                        &rows(&format!("hidden.p2.layer{layer}")),
+                    );
                 }
             }
             // Half in a prefill, half token by token.
@@ -115,7 +112,11 @@ impl Golden {
             let path = [&tokens[..], &greedy[..STEPS - 1]].concat();
             let (logits, _) = teacher_forced(session, &path, tokens.len());
             let wanted = rows(&format!("greedy.p{p}.logits"));
-            close(&format!("greedy logits of prompt {p}"), &logits[tokens.len() - 1..], &wanted);
+            close(
+                &format!("greedy logits of prompt {p}"),
+                &logits[tokens.len() - 1..],
+                &wanted,
+            );
 
             session.clear();
             assert!(session.prefill(&tokens, &Cancel::new()).unwrap().1.is_continue());

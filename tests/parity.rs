@@ -1,23 +1,399 @@
 //! The device against the reference: every kernel, whole programs, and variants of kernels against each other, bit by bit.
+//! Mistakes planted on one side show that the comparison sees them.
 
 mod common;
 
-use cmf_gpu::parity::{self, Case};
+use cmf_gpu::container::{MemoryTensors, TensorId, Tensors};
+use cmf_gpu::dtype::Dtype;
+use cmf_gpu::gpu::{Device, DeviceOptions, GpuExecutor};
+use cmf_gpu::kernel::{Kv, Op, Team};
+use cmf_gpu::parity::{self, Case, Outcome, Rig, Subject};
+use cmf_gpu::program::{PlanOptions, Run};
+use cmf_gpu::session::Session;
 use std::sync::Arc;
 
-fn never(_: usize, _: usize, _: &str) -> cmf_gpu::Result<()> {
+fn silent(_: usize, _: usize, _: &str) -> cmf_gpu::Result<()> {
     Ok(())
+}
+
+fn all_pass(outcome: &Outcome) {
+    let failures: Vec<_> = outcome
+        .failed
+        .iter()
+        .map(|f| format!("{}: {}", f.name, f.what))
+        .collect();
+    assert!(
+        failures.is_empty(),
+        "{} of {}:\n{}",
+        failures.len(),
+        outcome.cases,
+        failures.join("\n")
+    );
+    assert!(outcome.cases > 0 && outcome.passed == outcome.cases);
 }
 
 #[test]
 fn every_kernel_agrees_with_the_reference() {
+    all_pass(&parity::kernels(&common::device(), None, &mut silent).unwrap());
+}
+
+#[test]
+fn a_filter_picks_cases_by_name() {
+    let outcome = parity::kernels(&common::device(), Some("attn_merge 9/3"), &mut silent).unwrap();
+    all_pass(&outcome);
+    assert_eq!(outcome.worst.len(), 1);
+    assert_eq!(outcome.worst[0].0, "attn_merge");
+}
+
+// Programs.
+
+fn programs_of(name: &str, quant: Dtype, kv: Kv) {
     let device = common::device();
-    let outcome = parity::kernels(&device, None, &mut never).unwrap();
-    for failure in &outcome.failed {
-        println!("{}: {}", failure.name, failure.what);
+    let (tensors, _guard) = common::golden(name, quant);
+    let options = PlanOptions {
+        // Prefill to position 54, decode past the end of the first attention block.
+        ctx: 120,
+        chunk: 40,
+        kv,
+        max_binding: device.max_binding(),
+        all_logits: kv == Kv::F32,
+    };
+    let plan = common::plan_of(&tensors, &options);
+    let subject = Subject { plan, tensors };
+    all_pass(&parity::programs(&device, &subject, &subject, &mut silent).unwrap());
+}
+
+macro_rules! programs {
+    ($($test:ident: $model:literal $quant:ident $kv:ident;)*) => {
+        $(#[test] fn $test() { programs_of($model, Dtype::$quant, Kv::$kv); })*
+    };
+}
+programs! {
+    program_of_llama_tied_in_q8_row: "llama_tied" Q8Row F16;
+    program_of_llama_untied_in_q4_block: "llama_untied" Q4Block F16;
+    program_of_llama3_rope_in_q4tp: "llama3_rope" Q4tp F16;
+    program_of_llama_bias_in_q4_tiled: "llama_bias" Q4Tiled F32;
+    program_of_qwen2_in_q8_2f: "qwen2" Q82f F16;
+    program_of_qwen3_in_bf16: "qwen3" Bf16 F32;
+    program_of_qwen3_in_f32: "qwen3" F32 F16;
+}
+
+// Variants: the same bits.
+
+fn same_bits(base: &Arc<Device>, other: &Arc<Device>, wanted: impl Fn(&Case) -> bool) {
+    let mut compared = 0;
+    for case in parity::cases().iter().filter(|case| wanted(case)) {
+        let outputs = |device: &Arc<Device>| {
+            let rig = case.rig(device.max_binding()).unwrap();
+            parity::outputs(device, &rig).unwrap()
+        };
+        assert!(outputs(base) == outputs(other), "{} differs", case.name());
+        compared += 1;
     }
-    println!("{:#?}", outcome.worst);
-    println!("{} {}", outcome.cases, outcome.passed);
-    assert!(outcome.failed.is_empty());
-    assert_eq!(outcome.passed, outcome.cases);
+    assert!(compared > 0);
+}
+
+fn options() -> DeviceOptions {
+    DeviceOptions::default()
+}
+
+#[test]
+fn subgroups_and_workgroup_memory_give_the_same_bits() {
+    let (base, tree) = (
+        common::device(),
+        common::open(DeviceOptions {
+            force_tree: true,
+            ..options()
+        }),
+    );
+    assert_eq!(tree.team(), Team::Tree);
+    assert_ne!(
+        base.team(),
+        Team::Tree,
+        "the adapter has no subgroups of one size: nothing to compare"
+    );
+    same_bits(&base, &tree, |case| case.kind().starts_with("matvec"));
+}
+
+#[test]
+fn checked_and_unchecked_shaders_give_the_same_bits() {
+    let checked = common::open(DeviceOptions {
+        checked_shaders: true,
+        ..options()
+    });
+    same_bits(&common::device(), &checked, |_| true);
+}
+
+#[test]
+fn both_decoders_of_halves_give_the_same_bits() {
+    let exact = common::open(DeviceOptions {
+        force_exact_half: true,
+        ..options()
+    });
+    // Where the driver's own decoder is inexact both devices use the other one, so the reference has to agree as well.
+    let outcome = parity::kernels(&exact, Some("subnormal"), &mut silent).unwrap();
+    all_pass(&outcome);
+    let halves = ["f16", "q8_row", "q8_2f", "q4_block", "q4_tiled"];
+    same_bits(&common::device(), &exact, |case| {
+        case.kind()
+            .split('.')
+            .nth(1)
+            .is_some_and(|dtype| halves.contains(&dtype))
+            && !case.kind().starts_with("attn")
+    });
+}
+
+#[test]
+fn segments_give_the_same_bits() {
+    let cut = common::open(DeviceOptions {
+        max_segment: Some(1 << 20),
+        ..options()
+    });
+    assert_eq!(cut.max_binding(), 1 << 20);
+    let large = |case: &Case| case.name().contains("65539x32");
+    for case in parity::cases().iter().filter(|case| large(case)) {
+        let segments = case.rig(cut.max_binding()).unwrap().plan.matrices[0].segments.len();
+        assert!(segments > 1, "{} is not cut", case.name());
+    }
+    same_bits(&common::device(), &cut, large);
+}
+
+#[test]
+fn a_model_in_segments_gives_the_same_bits() {
+    let (tensors, _guard) = common::golden("llama_tied", Dtype::Q8Row);
+    let logits = |device: Arc<Device>, segments_of_head: usize| {
+        let options = PlanOptions {
+            ctx: 48,
+            chunk: 8,
+            kv: Kv::F16,
+            max_binding: device.max_binding(),
+            all_logits: true,
+        };
+        let plan = common::plan_of(&tensors, &options);
+        assert_eq!(plan.matrices[0].segments.len(), segments_of_head);
+        let executor = GpuExecutor::new(device, plan.clone(), &*tensors, &mut |_, _| Ok(())).unwrap();
+        let mut session = Session::new(plan, Box::new(executor));
+        let mut all = Vec::new();
+        let tokens: Vec<u32> = (0..20).map(|i| i * 25 % 512).collect();
+        let mut sink = |_: usize, logits: &[f32], _: &[Vec<f32>]| {
+            all.extend(logits.iter().map(|v| v.to_bits()));
+            Ok(())
+        };
+        session.logits(&tokens, 12, false, &mut sink).unwrap();
+        assert_eq!(all.len(), 20 * 512);
+        all
+    };
+    // 512 rows of 128 bytes.
+    let cut = common::open(DeviceOptions {
+        max_segment: Some(24 << 10),
+        ..options()
+    });
+    assert!(logits(common::device(), 1) == logits(cut, 3));
+}
+
+// Planted mistakes.
+
+fn case(name: &str) -> Case {
+    let found = parity::cases().into_iter().find(|case| case.name() == name);
+    found.unwrap_or_else(|| panic!("no case {name}"))
+}
+
+/// The same tensors with one bit of one payload flipped.
+fn flipped(tensors: &dyn Tensors, id: TensorId, byte: usize, bit: u32) -> Arc<dyn Tensors> {
+    let all = tensors.infos().iter().enumerate().map(|(i, info)| {
+        let mut payload = tensors.bytes(i).unwrap().to_vec();
+        if i == id {
+            payload[byte] ^= 1 << bit;
+        }
+        (info.name.clone(), info.dtype, info.shape.clone(), payload)
+    });
+    Arc::new(MemoryTensors::new(all).unwrap())
+}
+
+fn refused(tried: &Rig, case: &Case) -> String {
+    let device = common::device();
+    let good = case.rig(device.max_binding()).unwrap();
+    match parity::compare(&device, tried, &good, case.tolerance()).unwrap() {
+        Ok(error) => panic!("{}: a mistake passed with error {error:e}", case.name()),
+        Err(what) => what,
+    }
+}
+
+#[test]
+fn a_flipped_scale_bit_is_found() {
+    // The lowest bit of one scale, by the place the format gives it; 5 rows of 96.
+    let (rows, cols) = (5, 96);
+    let weights = rows * cols;
+    let groups = weights / 32;
+    for (dtype, byte) in [
+        ("q8_row", weights),
+        ("q8_2f", weights),
+        ("q8_2f", weights + 2 * rows),
+        ("q4_block", groups * 16),
+        ("q4_tiled", 0),
+        ("q4tp", groups * 16),
+        ("q4tp", groups * 16 + 2),
+        ("q4tp", groups * 16 + 4 * rows),
+    ] {
+        for stem in ["matvec", "matmul"] {
+            let case = case(&format!("{stem}.{dtype} {rows}x{cols} bias"));
+            let mut bad = case.rig(u64::MAX).unwrap();
+            bad.tensors = flipped(&*bad.tensors, 0, byte, 0);
+            let what = refused(&bad, &case);
+            assert!(what.contains("y: relative error"), "{what}");
+        }
+    }
+}
+
+const ROWS: [&str; 4] = [
+    "matvec.q8_row 33x96 norm bias",
+    "matmul.f16 33x96 bias",
+    "matvec_add.q4tp 33x96 bias",
+    "matmul_add.bf16 33x96 bias",
+];
+
+#[test]
+fn a_row_too_few_is_found() {
+    for name in ROWS {
+        let case = case(name);
+        let mut bad = case.rig(u64::MAX).unwrap();
+        match &mut bad.plan.programs[0].steps[0].op {
+            Op::Matvec(p) => p.rows -= 1,
+            Op::MatvecAdd(p) => p.rows -= 1,
+            Op::Matmul(p) => p.rows -= 1,
+            Op::MatmulAdd(p) => p.rows -= 1,
+            other => panic!("{other:?}"),
+        }
+        refused(&bad, &case);
+    }
+}
+
+#[test]
+fn rows_off_by_one_are_found() {
+    for name in ROWS {
+        let case = case(name);
+        let mut bad = case.rig(u64::MAX).unwrap();
+        // Every row is read from where the next one is, the last from the first.
+        let runs = &mut bad.plan.matrices[0].segments[0].runs;
+        let all = runs[0].clone();
+        *runs = [1..all.rows.end, 0..1].map(|rows| Run { part: 0, rows }).to_vec();
+        refused(&bad, &case);
+    }
+}
+
+#[test]
+fn every_kernel_with_a_wrong_parameter_is_found() {
+    let mut changed = std::collections::BTreeSet::new();
+    for name in [
+        "embed.q8_row 33x32",
+        "prep 96",
+        "norm 96",
+        "matvec.f16 1x32 norm",
+        "matvec_add.f32 33x96 bias",
+        "matvec_glu.q4_block 33+33x96 norm bias",
+        "matmul.q4tp 130x576 bias",
+        "matmul_add.q4tp 130x576 bias",
+        "matmul_glu.q8_2f 5+5x96 bias gelu",
+        "rope.f16 9/3 heads of 64, 64 turned norm",
+        "attn_block.f16 9/3 heads of 64 window 100",
+        "attn_merge 9/3 heads of 64 window 8",
+        "attn_chunk.f32 9/3 heads of 64 softcap",
+        "sample 257 spread",
+    ] {
+        let case = case(name);
+        let mut bad = case.rig(u64::MAX).unwrap();
+        let step = &mut bad.plan.programs[0].steps[0];
+        match &mut step.op {
+            Op::Embed(p) => p.multiplier *= 1.0 + 1e-5,
+            Op::Prep(p) => p.vectors -= 1,
+            Op::Norm(p) => p.eps *= 1.001,
+            Op::Matvec(p) => p.eps = 0.0,
+            Op::MatvecAdd(p) => p.has_bias = 0,
+            Op::MatvecGlu(p) => p.bias_up += 1,
+            Op::Matmul(p) => p.units -= 1,
+            Op::MatmulAdd(p) => p.y_stride -= 1,
+            Op::MatmulGlu(p) => p.gelu = 0,
+            Op::Rope(p) => p.eps = 0.0,
+            Op::AttnBlock(p) => p.window += 1,
+            Op::AttnMerge(p) => p.window = 0,
+            Op::AttnChunk(p) => p.softcap *= 1.001,
+            Op::Sample(p) => p.vocab -= 1,
+        }
+        changed.insert(step.op.kernel().stem());
+        refused(&bad, &case);
+    }
+    assert_eq!(changed.len(), cmf_gpu::kernel::Kernel::ALL.len());
+}
+
+#[test]
+fn a_wrong_weight_in_a_model_is_found_by_the_name_of_its_step() {
+    let device = common::device();
+    let (tensors, _guard) = common::golden("llama_untied", Dtype::Q8Row);
+    let options = PlanOptions {
+        ctx: 32,
+        chunk: 8,
+        kv: Kv::F16,
+        max_binding: device.max_binding(),
+        all_logits: false,
+    };
+    let plan = common::plan_of(&tensors, &options);
+    let id = tensors.find("model.layers.1.mlp.down_proj.weight").unwrap();
+    // The lowest bit of the first row's scale.
+    let (rows, cols) = tensors.infos()[id].rows_cols();
+    let reference = Subject {
+        plan: plan.clone(),
+        tensors: tensors.clone(),
+    };
+    let tried = Subject {
+        plan,
+        tensors: flipped(&*tensors, id, rows * cols, 0),
+    };
+    let outcome = parity::programs(&device, &tried, &reference, &mut silent).unwrap();
+    let names: Vec<_> = outcome.failed.iter().map(|failure| failure.name.as_str()).collect();
+    assert_eq!(names, ["prefill layer.01.ffn.down", "decode layer.01.ffn.down"]);
+}
+
+#[test]
+fn a_wrong_parameter_in_a_model_is_found_by_the_name_of_its_step() {
+    let device = common::device();
+    let (tensors, _guard) = common::golden("qwen3", Dtype::F16);
+    let options = PlanOptions {
+        ctx: 32,
+        chunk: 8,
+        kv: Kv::F32,
+        max_binding: device.max_binding(),
+        all_logits: false,
+    };
+    let plan = common::plan_of(&tensors, &options);
+    let reference = Subject {
+        plan: plan.clone(),
+        tensors: tensors.clone(),
+    };
+    let mut bad = (*plan).clone();
+    let step = bad.programs[0]
+        .steps
+        .iter_mut()
+        .find(|step| step.label == "layer.02.attn.block");
+    match step.map(|step| &mut step.op) {
+        Some(Op::AttnBlock(p)) => p.scale *= 1.0 + 1e-4,
+        other => panic!("{other:?}"),
+    }
+    // Each result goes to its neighbour's place.
+    let label = "layer.00.attn.qkv";
+    let step = bad.programs[1]
+        .steps
+        .iter_mut()
+        .find(|step| step.label == label)
+        .unwrap();
+    let Op::Matmul(p) = &mut step.op else {
+        panic!("{step:?}")
+    };
+    p.row0 += 4;
+    let tried = Subject {
+        plan: Arc::new(bad),
+        tensors,
+    };
+    let outcome = parity::programs(&device, &tried, &reference, &mut silent).unwrap();
+    let names: Vec<_> = outcome.failed.iter().map(|failure| failure.name.as_str()).collect();
+    assert_eq!(names, [&format!("prefill {label}"), "decode layer.02.attn.block"]);
 }

@@ -3,6 +3,8 @@
 use super::device::Device;
 use crate::error::{Error, Kind, Result};
 use half::f16;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 const HALVES: &str = "
 @group(0) @binding(0) var<storage, read_write> out: array<vec2<f32>>;
@@ -104,17 +106,23 @@ pub(super) fn wait_for_map(
         let _ = sender.send(result);
     });
     let failed = |what: String| Error::new(Kind::DeviceError, what);
-    device
-        .device
-        .poll(wgpu::PollType::Wait {
-            submission_index: Some(submission),
-            timeout: None,
-        })
-        .map_err(|err| failed(format!("waiting for the device: {err}")))?;
-    device.check()?;
-    match receiver.try_recv() {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(err)) => Err(failed(format!("mapping a buffer: {err}"))),
-        Err(_) => Err(failed("the device finished without mapping the buffer".into())),
+    let wait = wgpu::PollType::Wait {
+        submission_index: Some(submission),
+        timeout: None,
+    };
+    let polled = device.device.poll(wait);
+    polled.map_err(|err| failed(format!("waiting for the device: {err}")))?;
+    // Another thread that polls the same device may have taken our callback and not called it yet.
+    loop {
+        device.check()?;
+        match receiver.recv_timeout(Duration::from_millis(5)) {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(err)) => return Err(failed(format!("mapping a buffer: {err}"))),
+            Err(RecvTimeoutError::Disconnected) => return Err(failed("a buffer's mapping was dropped".into())),
+            Err(RecvTimeoutError::Timeout) => {
+                let polled = device.device.poll(wgpu::PollType::Poll);
+                polled.map_err(|err| failed(format!("waiting for the device: {err}")))?;
+            }
+        }
     }
 }

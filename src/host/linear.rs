@@ -77,11 +77,8 @@ impl Bound<'_> {
         Ok(y)
     }
 
-    /// 1/√(mean + eps) from sums of squares in binding `i`; 1 without them.
+    /// 1/√(mean + eps) from sums of squares in binding `i`.
     fn norm_scale(&self, i: usize, square_vectors: u32, inv_cols: f32, eps: f32) -> Result<f64> {
-        if square_vectors == 0 {
-            return Ok(1.0);
-        }
         let squares = part(self.floats(i)?, 0, square_vectors as usize * 4, "squares")?;
         let sum: f64 = squares.iter().map(|&v| f64::from(v)).sum();
         Ok(1.0 / (sum * f64::from(inv_cols) + f64::from(eps)).sqrt())

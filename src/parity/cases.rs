@@ -141,7 +141,7 @@ pub(super) struct Attention {
 pub(super) enum Logits {
     /// All different.
     Spread,
-    /// Few values, so that many tokens are equal, zeros of both signs among them.
+    /// Few values, so that many tokens are equal; the largest are zeros of both signs.
     Ties,
     /// One value.
     Flat,
@@ -432,7 +432,8 @@ impl Table {
                                 vec![(0, 5), (60, 9), (121, 64), (199, 3)],
                             ),
                         };
-                        let single = [0, 1, 17, 63, 64, 65, 200].map(|pos| (pos, 1));
+                        // The last one sees whole blocks only: its window begins where a block does.
+                        let single = [0, 1, 17, 63, 64, 65, 200, 63 + window].map(|pos| (pos, 1));
                         let mut name = format!("{stem} {heads}/{kv_heads} heads of {head_dim}");
                         if window != 0 {
                             name += &format!(" window {window}");

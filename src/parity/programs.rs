@@ -1,7 +1,6 @@
 //! A model's programs, step by step: each step is judged alone, on the state that the device's own earlier steps left.
 
-use super::{Elements, Outcome, Tally, Tolerance, elements, judge};
-use crate::container::Tensors;
+use super::{Elements, Outcome, Subject, Tally, Tolerance, elements, judge};
 use crate::error::{Result, bail};
 use crate::gpu::{Device, GpuExecutor};
 use crate::host::HostExecutor;
@@ -13,7 +12,8 @@ use std::sync::Arc;
 /// Teacher-forced decode steps.
 const STEPS: u32 = 32;
 
-/// Runs a plan on the device and on the host: two prefill chunks, the first token, then 32 teacher-forced decode steps,
+/// Runs `tried` on the device and `reference` on the host, which are one unless a test wants a mistake to be found: two
+/// prefill chunks, the first token, then 32 teacher-forced decode steps,
 /// sampled greedily and at random in turns. Before each step both sides hold the same state, and after it everything that
 /// the step changed is compared; so the first failure names the step that is wrong. `progress` is told steps done, steps in
 /// all and the label of the next.
@@ -22,15 +22,16 @@ const STEPS: u32 = 32;
 /// outcome, once for each step of a program.
 pub fn programs(
     device: &Arc<Device>,
-    tensors: Arc<dyn Tensors>,
-    plan: &Arc<Plan>,
+    tried: &Subject,
+    reference: &Subject,
     progress: &mut dyn FnMut(usize, usize, &str) -> Result<()>,
 ) -> Result<Outcome> {
+    let plan = &reference.plan;
     if plan.ctx < 8 {
         bail!(Usage, "a context of {} positions, wanted at least 8", plan.ctx);
     }
-    let gpu = GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut |_, _| Ok(()))?;
-    let host = HostExecutor::new(plan.clone(), tensors)?;
+    let gpu = GpuExecutor::new(device.clone(), tried.plan.clone(), &*tried.tensors, &mut |_, _| Ok(()))?;
+    let host = HostExecutor::new(plan.clone(), reference.tensors.clone())?;
     let mut pair = Pair {
         plan: plan.clone(),
         gpu,

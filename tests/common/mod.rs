@@ -1,13 +1,21 @@
-//! The device that tests run on. A test that needs one and finds none fails; software Vulkan counts.
+//! The device that tests run on, and the models they run. A test that needs one and finds none fails; software Vulkan counts.
 
+use cmf_gpu::container::Container;
+use cmf_gpu::convert::{Options, convert};
+use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::{Device, DeviceOptions, adapters};
+use cmf_gpu::model::bind;
+use cmf_gpu::program::{Plan, PlanOptions, plan};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 /// The machine's best adapter, opened anew with these options.
 pub fn open(options: DeviceOptions) -> Arc<Device> {
     let all = adapters();
     let Some(best) = all.first() else {
-        panic!("this test needs an adapter and found none: install a Vulkan driver, lavapipe (mesa-vulkan-drivers) will do");
+        panic!(
+            "this test needs an adapter and found none: install a Vulkan driver, lavapipe (mesa-vulkan-drivers) will do"
+        );
     };
     Arc::new(Device::open(best, options).unwrap_or_else(|err| panic!("adapter {}: {err}", best.name)))
 }
@@ -17,4 +25,25 @@ static DEFAULT: LazyLock<Arc<Device>> = LazyLock::new(|| open(DeviceOptions::def
 /// The device with default options, shared by the tests of one file: pipelines are made once.
 pub fn device() -> Arc<Device> {
     DEFAULT.clone()
+}
+
+/// A golden model's directory.
+pub fn golden_dir(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/models")
+        .join(name)
+}
+
+/// A golden model converted to a type of weights. The directory goes with the guard.
+pub fn golden(name: &str, quant: Dtype) -> (Arc<Container>, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.cmf");
+    convert(&golden_dir(name), &file, &Options { quant }, &mut |_| {}).unwrap();
+    (Arc::new(Container::open(&file).unwrap()), dir)
+}
+
+/// The plan of a container.
+pub fn plan_of(container: &Container, options: &PlanOptions) -> Arc<Plan> {
+    let model = bind(&container.header().arch, container).unwrap();
+    Arc::new(plan(&model, container, options).unwrap())
 }

@@ -1,0 +1,145 @@
+//! Rigs of the matrix products: matvec and matmul, plain, added to the residual stream, or gated.
+
+use super::random::{padded, words};
+use super::{CTL, Maker};
+use crate::container::Tensors;
+use crate::error::Result;
+use crate::kernel::{self, Op};
+use crate::parity::cases::{Linear, Product};
+use crate::program::{Bind, BufferId, Matrix, Piece};
+use std::sync::Arc;
+
+impl Maker {
+    pub(super) fn linear(&mut self, spec: &Linear, max_binding: u64) -> Result<Arc<dyn Tensors>> {
+        let pair = spec.product.is_pair();
+        let parts = spec.parts.iter();
+        let parts = parts.map(|&(dtype, rows)| self.tensor(dtype, rows, spec.cols, spec.amplitude));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let stacked: usize = spec.parts.iter().map(|part| part.1).sum();
+        let outputs = if pair { stacked / 2 } else { stacked };
+        let bias_up = outputs.next_multiple_of(4);
+        // Without a bias the kernel reads the first element, which is zero.
+        let bias = match (spec.bias, pair) {
+            (false, _) => self.pieces("none", vec![Piece { tensor: None, len: 32 }]),
+            (true, false) => self.vector("bias", outputs)?,
+            (true, true) => self.vector("bias", bias_up + outputs)?,
+        };
+        let g = self.vector("g", outputs)?;
+        let tensors = self.tensors()?;
+        let limit = max_binding.min(spec.max_binding);
+        let matrix = Matrix::stack("w".into(), &parts, pair, &*tensors, limit)?;
+        self.matrices.push(matrix.clone());
+
+        let units = spec.cols.div_ceil(32);
+        let most = spec.columns.iter().max().copied().unwrap_or(1) as usize;
+        let y_len = outputs.next_multiple_of(32);
+        let x = self.buffer("x", units * 32 * most.next_multiple_of(8));
+        let squares_in = self.buffer("squares.in", spec.cols.div_ceil(16) * 4);
+        let y = self.buffer("y", y_len * most);
+        let (hg, squares) = (self.buffer("hg", y_len), self.buffer("squares", y_len / 4));
+        for (i, segment) in matrix.segments.iter().enumerate() {
+            let (rows, units, row0) = (segment.geometry.rows as u32, units as u32, segment.row0);
+            let [_, part1, part2] = segment.part_rows;
+            let inv_cols = 1.0 / spec.cols as f32;
+            // No sums and an eps of 1 make a factor of 1.
+            let (square_vectors, eps) = match spec.norm {
+                true => (spec.cols.div_ceil(16) as u32, 1e-2),
+                false => (0, 1.0),
+            };
+            let (has_bias, bias_up, gelu) = (u32::from(spec.bias), bias_up as u32, u32::from(spec.gelu));
+            let y_stride = (y_len / 4) as u32;
+            let op = match spec.product {
+                Product::Matvec => Op::Matvec(kernel::Matvec {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    square_vectors,
+                    inv_cols,
+                    eps,
+                    has_bias,
+                }),
+                Product::MatvecAdd => Op::MatvecAdd(kernel::MatvecAdd {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    has_bias,
+                }),
+                Product::MatvecGlu => Op::MatvecGlu(kernel::MatvecGlu {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    square_vectors,
+                    inv_cols,
+                    eps,
+                    has_bias,
+                    bias_up,
+                    gelu,
+                }),
+                Product::Matmul => Op::Matmul(kernel::Matmul {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    y_stride,
+                    has_bias,
+                }),
+                Product::MatmulAdd => Op::MatmulAdd(kernel::MatmulAdd {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    y_stride,
+                    has_bias,
+                }),
+                Product::MatmulGlu => Op::MatmulGlu(kernel::MatmulGlu {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    y_stride,
+                    has_bias,
+                    bias_up,
+                    gelu,
+                }),
+            };
+            let mut bindings = vec![Bind::Weight(0, i)];
+            let buffers: &[BufferId] = match spec.product {
+                Product::Matvec | Product::MatvecGlu => &[x, squares_in],
+                Product::MatvecAdd => &[x],
+                Product::Matmul | Product::MatmulAdd | Product::MatmulGlu => &[CTL, x],
+            };
+            bindings.extend(buffers.iter().map(|&buffer| Bind::Buffer(buffer)));
+            bindings.push(bias);
+            match spec.product {
+                Product::MatvecAdd => bindings.extend([g, Bind::Buffer(y), Bind::Buffer(hg), Bind::Buffer(squares)]),
+                _ => bindings.push(Bind::Buffer(y)),
+            }
+            self.step(op, bindings);
+        }
+        for &columns in &spec.columns {
+            let n = columns as usize;
+            let mut inputs = vec![(x, padded(&mut self.random, n, spec.cols, units * 32, 1.0))];
+            if spec.norm {
+                let count = spec.cols.div_ceil(4);
+                let squares = self.random.floats(count, 1.0).iter().map(|v| v * v).collect::<Vec<_>>();
+                let mut squares = words(&squares);
+                squares.resize(spec.cols.div_ceil(16) * 4, 0);
+                inputs.push((squares_in, squares));
+            }
+            if matches!(spec.product, Product::MatvecAdd | Product::MatmulAdd) {
+                inputs.push((y, padded(&mut self.random, n, outputs, y_len, 1.0)));
+            }
+            self.round(0, columns, inputs);
+        }
+        Ok(tensors)
+    }
+}
