@@ -180,7 +180,7 @@ struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
-    /// Errors: `Parse` for an impossible network, `Tokenizer` for ids that the embedding does not have.
+    /// Errors: `Tokenizer` for ids that the embedding does not have.
     fn model(self) -> Result<Model<'a>> {
         let Import {
             arch,
@@ -194,7 +194,6 @@ impl<'a> Import<'a> {
             dropped,
             mut notes,
         } = bound;
-        arch.validate()?;
         let known = |id: &Value| id.as_u64().is_some_and(|id| id < arch.vocab_size as u64);
         let eos = tokenizer_config.get("eos_token_ids").and_then(Value::as_array);
         let stops = eos.into_iter().flatten().chain(tokenizer_config.get("bos_token_id"));

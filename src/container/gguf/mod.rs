@@ -223,4 +223,3 @@ fn place(record: Record, start: u64, end: u64) -> Result<Tensor> {
         ),
     }
 }
-
