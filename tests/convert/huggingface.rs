@@ -304,20 +304,6 @@ fn types_follow_the_rules() {
 }
 
 #[test]
-fn a_container_is_a_source_too() {
-    let (dir, _, f32) = converted(&fixture("qwen3"), Dtype::F32);
-    let (_dir, _, direct) = converted(&fixture("qwen3"), Dtype::Q4Tiled);
-    let (_again, _, indirect) = converted(&dir.path().join("out.cmf"), Dtype::Q4Tiled);
-    assert_eq!(direct.infos(), indirect.infos());
-    assert_eq!(f32.header_json()["arch"], indirect.header_json()["arch"]);
-    assert_eq!(f32.tokenizer_json(), indirect.tokenizer_json());
-    assert_eq!(f32.header().tokenizer_config, indirect.header().tokenizer_config);
-    // What has the type already is not encoded again.
-    let (_dir, _, same) = converted(&_again.path().join("out.cmf"), Dtype::Q4Tiled);
-    assert_eq!(same.infos(), indirect.infos());
-}
-
-#[test]
 fn progress_names_every_tensor() {
     let dir = tempfile::TempDir::new().unwrap();
     let mut seen = Vec::new();

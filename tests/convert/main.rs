@@ -5,4 +5,5 @@ mod gguf;
 mod huggingface;
 mod malformed;
 mod refusals;
+mod requant;
 mod tokenizer;

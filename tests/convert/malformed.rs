@@ -255,4 +255,11 @@ fn safetensors_headers() {
         "{err}"
     );
     assert_eq!(refusal(&with_header("\u{feff}{}", &[])).kind, Kind::Parse);
+    // The same tensor twice leaves no hole and no overlap behind when the second replaces the first.
+    let twice = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    let err = refusal(&with_header(twice, &[0; 8]));
+    assert!(
+        err.kind == Kind::Parse && err.message.contains("'a' occurs twice"),
+        "{err}"
+    );
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokenizers::Tokenizer;
 
-const TEXTS: [&str; 16] = [
+const TEXTS: [&str; 17] = [
     "",
     " ",
     "Hello world",
@@ -25,6 +25,7 @@ const TEXTS: [&str; 16] = [
     "Don't DON'T don'T",
     "\u{a0}\u{2003}x",
     "<0x41> <0x0A>",
+    "<think>so</think><tool_call>",
 ];
 
 /// Adds the keys that other converters write for `tokenizer.json` of a golden model.
@@ -277,4 +278,36 @@ fn unused_tokens_are_no_tokens() {
     let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
     assert_eq!(vocab.len(), 512);
     assert!(!vocab.contains_key("[PAD543]"));
+}
+
+/// "abc" is a·bc when bc scores better than ab, and ab·c when it scores worse.
+#[test]
+fn better_scores_merge_first() {
+    let texts = ["<unk>", "a", "b", "c", "ab", "bc", "\u{2581}"];
+    for (scores, wanted) in [
+        ([0.0, -9.0, -9.0, -9.0, -2.0, -1.0, -9.0], [1, 5]),
+        ([0.0, -9.0, -9.0, -9.0, -1.0, -2.0, -9.0], [4, 3]),
+    ] {
+        let mut file = gguf_of("llama_tied");
+        let rest = (texts.len()..512).map(|id| format!("[PAD{id}]"));
+        file.set("tokenizer.ggml.model", Meta::Str("llama".into()));
+        file.set(
+            "tokenizer.ggml.tokens",
+            Meta::Strs(texts.map(str::to_owned).into_iter().chain(rest).collect()),
+        );
+        let pad = |value, values: Vec<_>| -> Vec<_> {
+            values.into_iter().chain(std::iter::repeat(value)).take(512).collect()
+        };
+        file.set(
+            "tokenizer.ggml.token_type",
+            Meta::I32s(pad(5, vec![2, 1, 1, 1, 1, 1, 1])),
+        );
+        let scores = scores.into_iter().chain(std::iter::repeat(0.0)).take(512).collect();
+        file.set("tokenizer.ggml.scores", Meta::F32s(scores));
+        file.set("tokenizer.ggml.add_bos_token", Meta::Bool(false));
+        file.set("tokenizer.ggml.add_space_prefix", Meta::Bool(false));
+        let (_dir, container) = opened(&file);
+        let tokenizer = Tokenizer::from_bytes(container.tokenizer_json().unwrap()).unwrap();
+        assert_eq!(tokenizer.encode("abc", false).unwrap().get_ids(), wanted);
+    }
 }
