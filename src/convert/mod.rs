@@ -65,7 +65,7 @@ pub enum Event<'a> {
 /// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file or a container.
 /// Errors: `UnsupportedModel` names the architecture or the configuration key that cannot be honoured,
 /// `UnsupportedTensorType` the type that cannot be read or written, `MissingTensor` what the network needs and the source
-/// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` and the container's own for files that are no good.
+/// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` `HashMismatch` and the container's own for files that are no good.
 pub fn convert(src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event)) -> Result<Report> {
     if options.quant.quant_name().is_empty() {
         bail!(Usage, "{} can be read but not written", options.quant.name());
@@ -180,7 +180,7 @@ struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
-    /// Errors: `Parse` for an impossible network, `Tokenizer` for ids that the embedding does not have.
+    /// Errors: `Tokenizer` for ids that the embedding does not have.
     fn model(self) -> Result<Model<'a>> {
         let Import {
             arch,
@@ -194,7 +194,6 @@ impl<'a> Import<'a> {
             dropped,
             mut notes,
         } = bound;
-        arch.validate()?;
         let known = |id: &Value| id.as_u64().is_some_and(|id| id < arch.vocab_size as u64);
         let eos = tokenizer_config.get("eos_token_ids").and_then(Value::as_array);
         let stops = eos.into_iter().flatten().chain(tokenizer_config.get("bos_token_id"));
@@ -265,16 +264,19 @@ fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut
         ));
     }
     header.insert("quant_type".into(), options.quant.name().to_uppercase().into());
-    let provenance = header.entry("provenance").or_insert_with(|| Map::new().into());
-    if let Value::Object(provenance) = provenance {
-        let name = src.file_name().map(|name| name.to_string_lossy().into_owned());
-        provenance.insert(
-            "tool".into(),
-            concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " convert").into(),
-        );
-        provenance.insert("source_model".into(), name.into());
-        provenance.insert("weight_quant".into(), options.quant.quant_name().into());
-    }
+    let mut provenance = match header.remove("provenance") {
+        Some(Value::Object(provenance)) => provenance,
+        None | Some(Value::Null) => Map::new(),
+        Some(other) => Map::from_iter([("source_provenance".to_owned(), other)]),
+    };
+    let name = src.file_name().map(|name| name.to_string_lossy().into_owned());
+    provenance.insert(
+        "tool".into(),
+        concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " convert").into(),
+    );
+    provenance.insert("source_model".into(), name.into());
+    provenance.insert("weight_quant".into(), options.quant.quant_name().into());
+    header.insert("provenance".into(), provenance.into());
     let spec = |tensor: &Tensor| TensorSpec {
         name: tensor.name.clone(),
         dtype: dtype_of(tensor, options.quant),
@@ -312,6 +314,7 @@ fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut
 
 /// The bytes of a tensor in `dtype`. What is in that type already stays as it is.
 fn payload<'a>(data: &Matrix<'a>, dtype: Dtype) -> Result<Cow<'a, [u8]>> {
+    data.intact()?;
     if let Some(bytes) = data.stored_as(dtype) {
         return Ok(Cow::Borrowed(bytes));
     }
