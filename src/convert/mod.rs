@@ -24,6 +24,7 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 /// What to convert to.
@@ -61,12 +62,13 @@ pub enum Event<'a> {
 }
 
 /// Converts the model at `src` to the container `out`, which is written under another name and renamed at the end.
+/// `progress` may end it; then nothing is left behind.
 ///
 /// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file or a container.
 /// Errors: `UnsupportedModel` names the architecture or the configuration key that cannot be honoured,
 /// `UnsupportedTensorType` the type that cannot be read or written, `MissingTensor` what the network needs and the source
 /// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` `HashMismatch` and the container's own for files that are no good.
-pub fn convert(src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event)) -> Result<Report> {
+pub fn convert(src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event) -> ControlFlow<()>) -> Result<Report> {
     if options.quant.quant_name().is_empty() {
         bail!(Usage, "{} can be read but not written", options.quant.name());
     }
@@ -248,7 +250,7 @@ fn outermost(name: &str) -> bool {
     name == EMBED || name == LM_HEAD
 }
 
-fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event)) -> Result<Report> {
+fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event) -> ControlFlow<()>) -> Result<Report> {
     let Model {
         mut header,
         vocab,
@@ -297,11 +299,14 @@ fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut
         let payload = payload(&tensor.data, dtype).map_err(|err| err.context(format!("tensor '{name}'")))?;
         writer.write(&payload)?;
         tensor.data.release();
-        progress(Event::Tensor {
+        let event = Event::Tensor {
             done: index + 1,
             total: tensors.len(),
             name,
-        });
+        };
+        if progress(event).is_break() {
+            bail!(Usage, "the conversion was cancelled");
+        }
     }
     let bytes = writer.finish()?;
     Ok(Report {

@@ -7,6 +7,7 @@ use cmf_gpu::dtype::Dtype;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -26,7 +27,7 @@ pub fn fixture(model: &str) -> PathBuf {
 }
 
 pub fn run(src: &Path, out: &Path, quant: Dtype) -> Result<Report> {
-    convert(src, out, &Options { quant }, &mut |_| {})
+    convert(src, out, &Options { quant }, &mut |_| ControlFlow::Continue(()))
 }
 
 /// Converts and opens; the directory keeps the file alive.

@@ -6,6 +6,7 @@ use cmf_gpu::convert::{Event, Options, convert};
 use cmf_gpu::dtype::Dtype;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 #[test]
 fn f16_keeps_every_value() {
@@ -311,12 +312,33 @@ fn progress_names_every_tensor() {
         &fixture("llama_bias"),
         &dir.path().join("o.cmf"),
         &Options { quant: Dtype::F16 },
-        &mut |Event::Tensor { done, total, name }| seen.push((done, total, name.to_owned())),
+        &mut |Event::Tensor { done, total, name }| {
+            seen.push((done, total, name.to_owned()));
+            ControlFlow::Continue(())
+        },
     );
     let total = report.unwrap().tensors;
     assert_eq!(seen.len(), total);
     assert_eq!(seen[0], (1, total, "model.embed_tokens.weight".to_owned()));
     assert_eq!(seen[total - 1], (total, total, "lm_head.weight".to_owned()));
+}
+
+#[test]
+fn a_cancelled_conversion_leaves_nothing() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let mut seen = 0;
+    let result = convert(
+        &fixture("llama_bias"),
+        &dir.path().join("o.cmf"),
+        &Options { quant: Dtype::F16 },
+        &mut |_| {
+            seen += 1;
+            ControlFlow::Break(())
+        },
+    );
+    assert!(result.unwrap_err().message.contains("cancelled"));
+    assert_eq!(seen, 1);
+    assert_eq!(dir.path().read_dir().unwrap().count(), 0);
 }
 
 #[test]
