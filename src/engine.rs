@@ -208,6 +208,11 @@ impl Engine {
         &mut self.session
     }
 
+    /// What the executor did so far.
+    pub fn counters(&self) -> Counters {
+        self.session.counters()
+    }
+
     /// Seconds that loading took.
     pub fn load_s(&self) -> f64 {
         self.load_s

@@ -37,8 +37,7 @@ fn options(case: &Value) -> RenderOptions {
 
 #[test]
 fn golden_conversations_render_byte_for_byte() {
-    let golden: Value =
-        serde_json::from_str(&std::fs::read_to_string(fixtures().join("cases.json")).unwrap()).unwrap();
+    let golden: Value = serde_json::from_str(&std::fs::read_to_string(fixtures().join("cases.json")).unwrap()).unwrap();
     let cases = golden["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 252);
     let mut failures = Vec::new();
@@ -60,7 +59,13 @@ fn golden_conversations_render_byte_for_byte() {
             }
         }
     }
-    assert!(failures.is_empty(), "{} of {} failed:\n{}", failures.len(), cases.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} of {} failed:\n{}",
+        failures.len(),
+        cases.len(),
+        failures.join("\n")
+    );
 }
 
 fn render(source: &str, messages: &[Value]) -> cmf_gpu::Result<String> {
@@ -134,12 +139,23 @@ fn hostile() -> Vec<(&'static str, String)> {
 #[test]
 fn zz_probe() {
     for (name, source) in hostile() {
-        if std::env::var("ONLY").is_ok_and(|only| only != name) { continue; }
+        if std::env::var("ONLY").is_ok_and(|only| only != name) {
+            continue;
+        }
         let start = Instant::now();
         eprint!("{name}: ");
         let result = render(&source, &[]);
         let rss = std::fs::read_to_string("/proc/self/status").unwrap();
         let hwm = rss.lines().find(|l| l.starts_with("VmHWM")).unwrap().to_string();
-        eprintln!("{:?} {} {:?}", start.elapsed(), hwm, result.map(|s| format!("OK {} bytes", s.len())).map_err(|e| e.message.chars().take(120).collect::<String>()));
+        eprintln!(
+            "{:?} {} {:?}",
+            start.elapsed(),
+            hwm,
+            result.map(|s| format!("OK {} bytes", s.len())).map_err(|e| e
+                .message
+                .chars()
+                .take(120)
+                .collect::<String>())
+        );
     }
 }

@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 const KINDS: [&str; 5] = ["qwen", "llama3", "spm", "gemma", "unigram"];
 
 fn path(kind: &str, file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers").join(kind).join(file)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/tokenizers")
+        .join(kind)
+        .join(file)
 }
 
 fn config(kind: &str) -> Value {
@@ -30,7 +33,12 @@ fn from_value(config: &Value) -> cmf_gpu::Result<Tokenizer> {
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap() as u32)
+        .collect()
 }
 
 /// A small deterministic generator (xorshift64*).
@@ -55,7 +63,11 @@ fn golden_strings_encode_and_decode() {
         for case in cases {
             let text = case["text"].as_str().unwrap();
             let plain = ids(&case["ids_no_special"]);
-            assert_eq!(tokenizer.encode(text, true).unwrap(), ids(&case["ids"]), "{kind} {text:?}");
+            assert_eq!(
+                tokenizer.encode(text, true).unwrap(),
+                ids(&case["ids"]),
+                "{kind} {text:?}"
+            );
             assert_eq!(tokenizer.encode(text, false).unwrap(), plain, "{kind} {text:?}");
             let tokens: Vec<String> = plain.iter().map(|&id| tokenizer.token(id).unwrap()).collect();
             assert_eq!(json!(tokens), case["tokens_no_special"], "{kind} {text:?}");
@@ -65,7 +77,11 @@ fn golden_strings_encode_and_decode() {
             }
         }
         for (id, text) in golden["single_id_decode"].as_array().unwrap().iter().enumerate() {
-            assert_eq!(tokenizer.decode(&[id as u32], false).unwrap(), text.as_str().unwrap(), "{kind} id {id}");
+            assert_eq!(
+                tokenizer.decode(&[id as u32], false).unwrap(),
+                text.as_str().unwrap(),
+                "{kind} id {id}"
+            );
         }
     }
 }
@@ -84,8 +100,14 @@ fn tokens_and_ids_are_each_others_inverse() {
     let special: Vec<u32> = (0..512).filter(|&id| qwen.is_special(id)).collect();
     assert_eq!(special, [505, 506, 507]);
     let map = special_tokens_map(&qwen, None, Some(507), Some(505)).unwrap();
-    assert_eq!(Value::Object(map), json!({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}));
-    assert_eq!(special_tokens_map(&qwen, Some(600), None, None).unwrap_err().kind, Kind::Tokenizer);
+    assert_eq!(
+        Value::Object(map),
+        json!({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
+    );
+    assert_eq!(
+        special_tokens_map(&qwen, Some(600), None, None).unwrap_err().kind,
+        Kind::Tokenizer
+    );
 }
 
 /// The text of a stream and whether each piece was final: a prefix of the whole.
@@ -111,7 +133,10 @@ fn token_list(kind: &str, tokenizer: &Tokenizer, random: &mut Random) -> Vec<u32
             for byte in text.bytes() {
                 let token = format!("<0x{byte:02X}>");
                 let broken = random.below(16) == 0;
-                let id = tokenizer.id(&token).filter(|_| !broken).unwrap_or(random.below(512) as u32);
+                let id = tokenizer
+                    .id(&token)
+                    .filter(|_| !broken)
+                    .unwrap_or(random.below(512) as u32);
                 out.push(id);
             }
             out.truncate(length.max(1));
@@ -174,8 +199,14 @@ fn stop_strings_end_a_stream_where_they_would_end_the_text() {
             }
             let (text, by) = streamed(&tokenizer, &tokens, true, &stop);
             let by = by.unwrap_or_else(|| panic!("{kind} {tokens:?}: none of {stop:?} in {whole:?}"));
-            assert!(whole.starts_with(&format!("{text}{by}")), "{kind}: {text:?} before {by:?} in {whole:?}");
-            assert!(stop.iter().all(|s| !text.contains(s.as_str())), "{kind}: {stop:?} in {text:?}");
+            assert!(
+                whole.starts_with(&format!("{text}{by}")),
+                "{kind}: {text:?} before {by:?} in {whole:?}"
+            );
+            assert!(
+                stop.iter().all(|s| !text.contains(s.as_str())),
+                "{kind}: {stop:?} in {text:?}"
+            );
             stopped += 1;
             let (text, by) = streamed(&tokenizer, &tokens, true, &["never there".to_string()]);
             assert_eq!((text, by), (whole, None));
@@ -225,7 +256,11 @@ fn a_token_costs_the_same_however_many_came_before() {
         for tokens in [vec![broken; 100_000], word.repeat(20_000)] {
             let start = Instant::now();
             let (text, _) = streamed(&tokenizer, &tokens, false, &[]);
-            assert!(start.elapsed() < Duration::from_secs(5), "{kind}: {:?}", start.elapsed());
+            assert!(
+                start.elapsed() < Duration::from_secs(5),
+                "{kind}: {:?}",
+                start.elapsed()
+            );
             assert_eq!(text, tokenizer.decode(&tokens, false).unwrap());
         }
     }
@@ -253,9 +288,22 @@ fn special_tokens_typed_by_a_user_stay_text() {
         assert_ne!(guarded, text);
         assert_eq!(tokenizer.encode_guarded(&guarded).unwrap(), plain, "{kind}");
         let around = tokenizer.encode_guarded(&format!("a{token}{guarded}{token}b")).unwrap();
-        assert_eq!(around.iter().filter(|&&id| id == special).count(), 2, "{kind} {around:?}");
-        let unguarded = tokenizer.encode(&format!("a{token}{}{token}b", text.replace(token, "X")), false).unwrap();
-        let at = |list: &[u32], n| list.iter().enumerate().filter(|(_, id)| **id == special).nth(n).unwrap().0;
+        assert_eq!(
+            around.iter().filter(|&&id| id == special).count(),
+            2,
+            "{kind} {around:?}"
+        );
+        let unguarded = tokenizer
+            .encode(&format!("a{token}{}{token}b", text.replace(token, "X")), false)
+            .unwrap();
+        let at = |list: &[u32], n| {
+            list.iter()
+                .enumerate()
+                .filter(|(_, id)| **id == special)
+                .nth(n)
+                .unwrap()
+                .0
+        };
         assert_eq!(around[..at(&around, 0)], unguarded[..at(&unguarded, 0)], "{kind}");
         assert_eq!(around[at(&around, 1)..], unguarded[at(&unguarded, 1)..], "{kind}");
     }
@@ -269,9 +317,17 @@ fn guarded_and_plain_encoding_agree_with_the_ordinary_one_where_no_special_token
             let text = case["text"].as_str().unwrap();
             let marked = tokenizer.guard(text);
             if marked == text {
-                assert_eq!(tokenizer.encode_plain(text).unwrap(), tokenizer.encode(text, false).unwrap(), "{kind} {text:?}");
+                assert_eq!(
+                    tokenizer.encode_plain(text).unwrap(),
+                    tokenizer.encode(text, false).unwrap(),
+                    "{kind} {text:?}"
+                );
             }
-            assert_eq!(tokenizer.encode_guarded(&marked).unwrap(), tokenizer.encode_plain(text).unwrap(), "{kind} {text:?}");
+            assert_eq!(
+                tokenizer.encode_guarded(&marked).unwrap(),
+                tokenizer.encode_plain(text).unwrap(),
+                "{kind} {text:?}"
+            );
             // The slow path, forced by a mark in a text that is cut off again, finds the added tokens the library finds.
             let literal = "\u{fdd0}\u{fdd0}";
             let slow = tokenizer.encode_guarded(&format!("{text}{literal}")).unwrap();
@@ -293,23 +349,43 @@ fn a_rendered_conversation_holds_only_the_templates_special_tokens() {
     let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or m.tool_calls|tojson }}<|im_end|>\n{% endfor %}";
     let template = ChatTemplate::new(source).unwrap();
     let options = RenderOptions::default();
-    let prompt = template.render(&guard_messages(&tokenizer, &messages).unwrap(), &options).unwrap();
+    let prompt = template
+        .render(&guard_messages(&tokenizer, &messages).unwrap(), &options)
+        .unwrap();
     let tokens = tokenizer.encode_guarded(&prompt).unwrap();
     let specials: Vec<u32> = tokens.iter().copied().filter(|&id| tokenizer.is_special(id)).collect();
     assert_eq!(specials, [506, 507].repeat(3));
     // The text is what it would have been without the guard.
-    assert_eq!(tokenizer.decode(&tokens, false).unwrap(), template.render(&messages, &options).unwrap());
+    assert_eq!(
+        tokenizer.decode(&tokens, false).unwrap(),
+        template.render(&messages, &options).unwrap()
+    );
 }
 
 #[test]
 fn long_monotonous_texts_are_encoded_in_time() {
     for kind in KINDS {
         let tokenizer = load(kind);
-        for text in ["a".repeat(1 << 20), " ".repeat(1 << 20), "^".repeat(1 << 20), "\n".repeat(1 << 20), " a".repeat(1 << 19)] {
+        for text in [
+            "a".repeat(1 << 20),
+            " ".repeat(1 << 20),
+            "^".repeat(1 << 20),
+            "\n".repeat(1 << 20),
+            " a".repeat(1 << 19),
+        ] {
             let start = Instant::now();
             let tokens = tokenizer.encode(&text, false).unwrap();
-            assert!(start.elapsed() < Duration::from_secs(20), "{kind} {:?}: {:?}", &text[..2], start.elapsed());
-            assert_eq!(tokenizer.decode(&tokens, false).unwrap().trim_start(), text.trim_start(), "{kind}");
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "{kind} {:?}: {:?}",
+                &text[..2],
+                start.elapsed()
+            );
+            assert_eq!(
+                tokenizer.decode(&tokens, false).unwrap().trim_start(),
+                text.trim_start(),
+                "{kind}"
+            );
         }
         let mut json = String::from("[");
         while json.len() < 12_000 {
@@ -317,8 +393,15 @@ fn long_monotonous_texts_are_encoded_in_time() {
         }
         let start = Instant::now();
         tokenizer.encode(&json, false).unwrap();
-        assert!(start.elapsed() < Duration::from_millis(500), "{kind}: {:?}", start.elapsed());
-        assert_eq!(tokenizer.encode(&" ".repeat((64 << 20) + 1), false).unwrap_err().kind, Kind::Tokenizer);
+        assert!(
+            start.elapsed() < Duration::from_millis(500),
+            "{kind}: {:?}",
+            start.elapsed()
+        );
+        assert_eq!(
+            tokenizer.encode(&" ".repeat((64 << 20) + 1), false).unwrap_err().kind,
+            Kind::Tokenizer
+        );
     }
 }
 
@@ -359,14 +442,26 @@ fn broken_and_hostile_files_are_refused() {
         ("not JSON", Tokenizer::from_json(b"\xff\xfe{}")),
         ("cut off", Tokenizer::from_json(br#"{"version": "1.0", "model": {"#)),
         ("no model", Tokenizer::from_json(br#"{"version": "1.0"}"#)),
-        ("deep", Tokenizer::from_json(format!(r#"{{"decoder": {}"#, "[".repeat(100_000)).as_bytes())),
-        ("wrong version", with("qwen", &|config| config["version"] = json!("9.0"))),
+        (
+            "deep",
+            Tokenizer::from_json(format!(r#"{{"decoder": {}"#, "[".repeat(100_000)).as_bytes()),
+        ),
+        (
+            "wrong version",
+            with("qwen", &|config| config["version"] = json!("9.0")),
+        ),
         ("id gap", with("qwen", &push(1 << 31, "<far>"))),
         ("id beyond u32", with("qwen", &push(1 << 32, "<far>"))),
         ("id taken", with("qwen", &push(3, "<three>"))),
         ("id of another token", with("qwen", &push(9, "a"))),
-        ("huge id", with("qwen", &|config| config["model"]["vocab"]["a"] = json!(1u32 << 30))),
-        ("expanding", with("qwen", &|config| config["normalizer"] = replace("b".repeat(1000)))),
+        (
+            "huge id",
+            with("qwen", &|config| config["model"]["vocab"]["a"] = json!(1u32 << 30)),
+        ),
+        (
+            "expanding",
+            with("qwen", &|config| config["normalizer"] = replace("b".repeat(1000))),
+        ),
         (
             "expanding in steps",
             with("qwen", &|config| {
@@ -375,12 +470,28 @@ fn broken_and_hostile_files_are_refused() {
         ),
         (
             "expanding under another name",
-            with("qwen", &|config| config["normalizer"] = json!({"type": "Prepend", "prepend": "b".repeat(1000)})),
+            with("qwen", &|config| {
+                config["normalizer"] = json!({"type": "Prepend", "prepend": "b".repeat(1000)})
+            }),
         ),
-        ("bad regex", with("qwen", &|config| config["pre_tokenizer"]["pretokenizers"][0]["pattern"] = json!({"Regex": "("}))),
-        ("unknown merge", with("qwen", &|config| config["model"]["merges"] = json!([["no", "such"]]))),
-        ("strip at the end", with("spm", &|config| config["decoder"]["decoders"][3]["stop"] = json!(1))),
-        ("unk id out of range", with("unigram", &|config| config["model"]["unk_id"] = json!(99_999))),
+        (
+            "bad regex",
+            with("qwen", &|config| {
+                config["pre_tokenizer"]["pretokenizers"][0]["pattern"] = json!({"Regex": "("})
+            }),
+        ),
+        (
+            "unknown merge",
+            with("qwen", &|config| config["model"]["merges"] = json!([["no", "such"]])),
+        ),
+        (
+            "strip at the end",
+            with("spm", &|config| config["decoder"]["decoders"][3]["stop"] = json!(1)),
+        ),
+        (
+            "unk id out of range",
+            with("unigram", &|config| config["model"]["unk_id"] = json!(99_999)),
+        ),
     ];
     for (name, result) in cases.drain(..) {
         match result {

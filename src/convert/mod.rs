@@ -68,7 +68,12 @@ pub enum Event<'a> {
 /// Errors: `UnsupportedModel` names the architecture or the configuration key that cannot be honoured,
 /// `UnsupportedTensorType` the type that cannot be read or written, `MissingTensor` what the network needs and the source
 /// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` `HashMismatch` and the container's own for files that are no good.
-pub fn convert(src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event) -> ControlFlow<()>) -> Result<Report> {
+pub fn convert(
+    src: &Path,
+    out: &Path,
+    options: &Options,
+    progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
+) -> Result<Report> {
     if options.quant.quant_name().is_empty() {
         bail!(Usage, "{} can be read but not written", options.quant.name());
     }
@@ -250,7 +255,13 @@ fn outermost(name: &str) -> bool {
     name == EMBED || name == LM_HEAD
 }
 
-fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event) -> ControlFlow<()>) -> Result<Report> {
+fn write(
+    model: Model,
+    src: &Path,
+    out: &Path,
+    options: &Options,
+    progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
+) -> Result<Report> {
     let Model {
         mut header,
         vocab,

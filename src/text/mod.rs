@@ -33,7 +33,11 @@ pub fn special_tokens_map(
     for (name, id) in [("bos_token", bos), ("eos_token", eos), ("pad_token", pad)] {
         let Some(id) = id else { continue };
         let Some(token) = tokenizer.token(id) else {
-            bail!(Tokenizer, "{name} has id {id}, which has no token among {}", tokenizer.vocab_size());
+            bail!(
+                Tokenizer,
+                "{name} has id {id}, which has no token among {}",
+                tokenizer.vocab_size()
+            );
         };
         map.insert(name.to_string(), Value::String(token));
     }
@@ -48,7 +52,11 @@ pub fn guard_messages(tokenizer: &Tokenizer, messages: &[Value]) -> Result<Vec<V
     let guard_message = |message: &Value| match message {
         Value::Object(fields) => {
             let guard_field = |(key, value): (&String, &Value)| {
-                let value = if key == "role" { value.clone() } else { guard_value(tokenizer, value, 0)? };
+                let value = if key == "role" {
+                    value.clone()
+                } else {
+                    guard_value(tokenizer, value, 0)?
+                };
                 Ok((key.clone(), value))
             };
             Ok(Value::Object(fields.iter().map(guard_field).collect::<Result<_>>()?))
@@ -64,9 +72,12 @@ fn guard_value(tokenizer: &Tokenizer, value: &Value, depth: usize) -> Result<Val
     }
     Ok(match value {
         Value::String(text) => Value::String(tokenizer.guard(text)),
-        Value::Array(items) => {
-            Value::Array(items.iter().map(|item| guard_value(tokenizer, item, depth + 1)).collect::<Result<_>>()?)
-        }
+        Value::Array(items) => Value::Array(
+            items
+                .iter()
+                .map(|item| guard_value(tokenizer, item, depth + 1))
+                .collect::<Result<_>>()?,
+        ),
         Value::Object(fields) => Value::Object(
             fields
                 .iter()

@@ -26,7 +26,14 @@ pub struct TextStream<'a> {
 impl<'a> TextStream<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool, stop: &[String]) -> Result<TextStream<'a>> {
         let stop = StopStrings::new(stop)?;
-        Ok(TextStream { tokenizer, skip_special, pending: Vec::new(), bytes: Vec::new(), at_start: true, stop })
+        Ok(TextStream {
+            tokenizer,
+            skip_special,
+            pending: Vec::new(),
+            bytes: Vec::new(),
+            at_start: true,
+            stop,
+        })
     }
 
     /// Takes the next token and returns the text that is now certain, often none. After a stop string there is none.
@@ -62,7 +69,9 @@ impl<'a> TextStream<'a> {
     }
 
     fn decode(&mut self, id: u32) -> Result<String> {
-        let Some(token) = self.tokenizer.token(id) else { return Ok(String::new()) };
+        let Some(token) = self.tokenizer.token(id) else {
+            return Ok(String::new());
+        };
         if self.skip_special && self.tokenizer.is_special(id) {
             return Ok(String::new());
         }
@@ -77,7 +86,11 @@ impl<'a> TextStream<'a> {
             Joining::Local { byte_runs, .. } => {
                 self.pending.push(id);
                 // The text of a run of bytes is known when the run ends.
-                if byte_runs && byte_token(&token).is_some() { Ok(String::new()) } else { self.flush() }
+                if byte_runs && byte_token(&token).is_some() {
+                    Ok(String::new())
+                } else {
+                    self.flush()
+                }
             }
             Joining::Opaque => {
                 self.pending.push(id);
@@ -170,10 +183,18 @@ impl StopStrings {
         }
         for stop in stops {
             if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
-                bail!(Usage, "a stop string has {} bytes, expected 1 to {MAX_STOP_BYTES}", stop.len());
+                bail!(
+                    Usage,
+                    "a stop string has {} bytes, expected 1 to {MAX_STOP_BYTES}",
+                    stop.len()
+                );
             }
         }
-        Ok(StopStrings { stops: stops.to_vec(), held: String::new(), matched: None })
+        Ok(StopStrings {
+            stops: stops.to_vec(),
+            held: String::new(),
+            matched: None,
+        })
     }
 
     /// Takes more text and returns what is certainly not part of a stop string.
@@ -182,7 +203,11 @@ impl StopStrings {
             return String::new();
         }
         self.held.push_str(text);
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str()).map(|at| (at, stop))).min();
+        let first = self
+            .stops
+            .iter()
+            .filter_map(|stop| self.held.find(stop.as_str()).map(|at| (at, stop)))
+            .min();
         if let Some((at, stop)) = first {
             self.matched = Some(stop.clone());
             self.held.truncate(at);
@@ -210,13 +235,10 @@ mod tests {
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
         // Blank, new line and U+00AD as the byte-level alphabet spells them.
-        assert_eq!(['\u{120}', '\u{10a}', '\u{143}', 'a', ' '].map(byte_of_char), [
-            Some(b' '),
-            Some(b'\n'),
-            Some(0xad),
-            Some(b'a'),
-            None
-        ]);
+        assert_eq!(
+            ['\u{120}', '\u{10a}', '\u{143}', 'a', ' '].map(byte_of_char),
+            [Some(b' '), Some(b'\n'), Some(0xad), Some(b'a'), None]
+        );
     }
 
     #[test]

@@ -29,7 +29,13 @@ const INPUT_BYTES_PER_FUEL: u64 = 2;
 /// Deepest nesting of messages, tools and variables.
 const MAX_INPUT_DEPTH: usize = 128;
 /// Variables that the caller does not set by name.
-const RESERVED: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
+const RESERVED: [&str; 5] = [
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "strftime_now",
+];
 /// Marks the end of the final message while it is rendered; a noncharacter, which no text holds. The blank after it
 /// tells whether the template trims.
 const END_MARK: &str = "\u{fdd1} ";
@@ -82,7 +88,9 @@ impl ChatTemplate {
         let source = scan::prepare(source)?;
         let mut environment = environment()?;
         let environment = on_large_stack(move || {
-            environment.add_template_owned(NAME, source).map_err(|err| failure(&err))?;
+            environment
+                .add_template_owned(NAME, source)
+                .map_err(|err| failure(&err))?;
             Ok(environment)
         })?;
         Ok(ChatTemplate { environment })
@@ -102,7 +110,10 @@ impl ChatTemplate {
     /// line), `Usage` for messages and options that make no sense.
     pub fn render(&self, messages: &[Value], options: &RenderOptions) -> Result<String> {
         if options.continue_final_message && options.add_generation_prompt {
-            bail!(Usage, "continue_final_message and add_generation_prompt exclude each other");
+            bail!(
+                Usage,
+                "continue_final_message and add_generation_prompt exclude each other"
+            );
         }
         on_large_stack(|| self.render_here(messages, options))
     }
@@ -135,7 +146,10 @@ impl ChatTemplate {
         variables.push(("tools".into(), optional(&options.tools)?));
         variables.push(("documents".into(), optional(&options.documents)?));
         variables.push(("messages".into(), JinjaValue::from(list)));
-        variables.push(("add_generation_prompt".into(), JinjaValue::from(options.add_generation_prompt)));
+        variables.push((
+            "add_generation_prompt".into(),
+            JinjaValue::from(options.add_generation_prompt),
+        ));
         let now = options.now.unwrap_or_else(SystemTime::now);
         variables.push((
             "strftime_now".into(),
@@ -151,7 +165,9 @@ impl ChatTemplate {
             BASE_FUEL + FUEL_PER_MESSAGE * messages.len() as u64 + size as u64 / INPUT_BYTES_PER_FUEL,
         ));
         let template = environment.get_template(NAME).map_err(|err| failure(&err))?;
-        let mut prompt = template.render(JinjaValue::from_pairs(variables)).map_err(|err| failure(&err))?;
+        let mut prompt = template
+            .render(JinjaValue::from_pairs(variables))
+            .map_err(|err| failure(&err))?;
         if let Some(text) = final_text {
             cut(&mut prompt, &text)?;
         }
@@ -161,7 +177,11 @@ impl ChatTemplate {
 
 fn environment() -> Result<Environment<'static>> {
     let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|err| failure(&err))?;
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(|err| failure(&err))?;
     environment.set_syntax(syntax);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
@@ -176,21 +196,29 @@ fn environment() -> Result<Environment<'static>> {
     environment.add_test("sequence", python::is_sequence);
     environment.add_function("cycler", minijinja_contrib::globals::cycler);
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
-    environment.add_function("raise_exception", |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
-        let raised = Raised(repr::text(state, message)?);
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
-    });
+    environment.add_function(
+        "raise_exception",
+        |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
+            let raised = Raised(repr::text(state, message)?);
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
+        },
+    );
     Ok(environment)
 }
 
 /// Runs `work` where deep, but bounded, recursion cannot overflow the stack.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
+        let thread = std::thread::Builder::new()
+            .name("chat template".into())
+            .stack_size(STACK);
         match thread.spawn_scoped(scope, work) {
-            Ok(handle) => handle
-                .join()
-                .unwrap_or_else(|_| Err(Error::new(Kind::Template, "the template engine failed on this template"))),
+            Ok(handle) => handle.join().unwrap_or_else(|_| {
+                Err(Error::new(
+                    Kind::Template,
+                    "the template engine failed on this template",
+                ))
+            }),
             Err(err) => Err(Error::new(Kind::Io, format!("no thread for the chat template: {err}"))),
         }
     })
@@ -210,17 +238,26 @@ fn failure(err: &minijinja::Error) -> Error {
         (kind, Some(detail)) => format!("{kind}: {detail}"),
         (kind, None) => kind.to_string(),
     };
-    Error::new(Kind::Template, match err.line() {
-        Some(line) => format!("line {line}: {what}"),
-        None => what,
-    })
+    Error::new(
+        Kind::Template,
+        match err.line() {
+            Some(line) => format!("line {line}: {what}"),
+            None => what,
+        },
+    )
 }
 
 /// A message as templates expect it.
 fn prepare(message: &Map<String, Value>) -> Map<String, Value> {
-    let mut message: Map<String, Value> =
-        message.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| (key.clone(), value.clone())).collect();
-    let reasoning = ["reasoning_content", "reasoning", "thinking"].iter().find_map(|key| message.get(*key)).cloned();
+    let mut message: Map<String, Value> = message
+        .iter()
+        .filter(|(_, value)| !value.is_null())
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    let reasoning = ["reasoning_content", "reasoning", "thinking"]
+        .iter()
+        .find_map(|key| message.get(*key))
+        .cloned();
     if let Some(reasoning) = reasoning {
         for key in ["reasoning_content", "thinking"] {
             message.entry(key).or_insert_with(|| reasoning.clone());
@@ -254,7 +291,10 @@ fn mark_end(message: &mut Map<String, Value>) -> Result<String> {
         _ => None,
     };
     let Some(text) = text else {
-        bail!(Usage, "continue_final_message: the final message has no text to continue");
+        bail!(
+            Usage,
+            "continue_final_message: the final message has no text to continue"
+        );
     };
     let plain = text.clone();
     text.push_str(END_MARK);
@@ -265,7 +305,10 @@ fn mark_end(message: &mut Map<String, Value>) -> Result<String> {
 fn cut(prompt: &mut String, text: &str) -> Result<()> {
     let mark = END_MARK.trim_end();
     let Some(at) = prompt.rfind(mark).filter(|_| prompt.contains(text.trim())) else {
-        bail!(Template, "continue_final_message: the template does not show the final message");
+        bail!(
+            Template,
+            "continue_final_message: the template does not show the final message"
+        );
     };
     let trims = !prompt[at..].starts_with(END_MARK);
     prompt.truncate(at);
@@ -278,7 +321,10 @@ fn cut(prompt: &mut String, text: &str) -> Result<()> {
 /// JSON as a template value; adds its bytes to `size`.
 fn convert(value: &Value, depth: usize, size: &mut usize) -> Result<JinjaValue> {
     if depth > MAX_INPUT_DEPTH {
-        bail!(Usage, "messages and variables nest at most {MAX_INPUT_DEPTH} levels deep");
+        bail!(
+            Usage,
+            "messages and variables nest at most {MAX_INPUT_DEPTH} levels deep"
+        );
     }
     *size += 1;
     Ok(match value {
@@ -294,9 +340,12 @@ fn convert(value: &Value, depth: usize, size: &mut usize) -> Result<JinjaValue> 
             *size += text.len();
             JinjaValue::from(text.as_str())
         }
-        Value::Array(items) => {
-            JinjaValue::from(items.iter().map(|item| convert(item, depth + 1, size)).collect::<Result<Vec<_>>>()?)
-        }
+        Value::Array(items) => JinjaValue::from(
+            items
+                .iter()
+                .map(|item| convert(item, depth + 1, size))
+                .collect::<Result<Vec<_>>>()?,
+        ),
         Value::Object(fields) => {
             let mut pairs = Vec::with_capacity(fields.len());
             for (key, value) in fields {

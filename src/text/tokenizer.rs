@@ -9,8 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::{
-    AddedVocabulary, Model, NormalizedString, OffsetType, PreTokenizedString, PreTokenizer,
-    Token as LibraryToken,
+    AddedVocabulary, Model, NormalizedString, OffsetType, PreTokenizedString, PreTokenizer, Token as LibraryToken,
 };
 
 /// Largest `tokenizer.json`, in bytes.
@@ -77,13 +76,20 @@ impl Tokenizer {
     /// contradicts, and sizes past the limits.
     pub fn from_json(bytes: &[u8]) -> Result<Tokenizer> {
         if bytes.len() > MAX_FILE {
-            bail!(Tokenizer, "tokenizer.json has {} bytes, at most {MAX_FILE} are allowed", bytes.len());
+            bail!(
+                Tokenizer,
+                "tokenizer.json has {} bytes, at most {MAX_FILE} are allowed",
+                bytes.len()
+            );
         }
         let head: Head = serde_json::from_slice(bytes)
             .map_err(|err| Error::new(Kind::Tokenizer, format!("tokenizer.json is invalid: {err}")))?;
         let growth = head.normalizer.as_ref().map_or(1, expansion);
         if growth > MAX_EXPANSION {
-            bail!(Tokenizer, "the normalizer makes a text up to {growth} times longer, at most {MAX_EXPANSION} is allowed");
+            bail!(
+                Tokenizer,
+                "the normalizer makes a text up to {growth} times longer, at most {MAX_EXPANSION} is allowed"
+            );
         }
         check_decoder(head.decoder.as_ref())?;
         let mut inner = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(bytes))?;
@@ -93,21 +99,37 @@ impl Tokenizer {
             let found = inner.token_to_id(&added.content);
             if found != Some(added.id) {
                 let (content, id) = (&added.content, added.id);
-                bail!(Tokenizer, "added token '{content}' has id {id}, but the vocabulary places it at {found:?}");
+                bail!(
+                    Tokenizer,
+                    "added token '{content}' has id {id}, but the vocabulary places it at {found:?}"
+                );
             }
         }
         let vocab = inner.get_vocab(true);
         let highest = vocab.values().max().copied().unwrap_or(0);
         if vocab.is_empty() || highest >= MAX_VOCAB {
-            bail!(Tokenizer, "{} tokens with ids up to {highest}; ids must be below {MAX_VOCAB}", vocab.len());
+            bail!(
+                Tokenizer,
+                "{} tokens with ids up to {highest}; ids must be below {MAX_VOCAB}",
+                vocab.len()
+            );
         }
         let mut plain = inner.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
-        let mut special: Vec<String> =
-            inner.get_added_tokens_decoder().into_values().filter(|token| token.special).map(|t| t.content).collect();
+        let mut special: Vec<String> = inner
+            .get_added_tokens_decoder()
+            .into_values()
+            .filter(|token| token.special)
+            .map(|t| t.content)
+            .collect();
         special.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
-        let mut tokenizer =
-            Tokenizer { inner, plain, special, vocab_size: highest as usize + 1, joining: Joining::Opaque };
+        let mut tokenizer = Tokenizer {
+            inner,
+            plain,
+            special,
+            vocab_size: highest as usize + 1,
+            joining: Joining::Opaque,
+        };
         tokenizer.joining = tokenizer.find_joining(&vocab)?;
         Ok(tokenizer)
     }
@@ -190,7 +212,8 @@ impl Tokenizer {
 
     /// Whether the token controls the model instead of being text.
     pub fn is_special(&self, id: u32) -> bool {
-        self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+        self.token(id)
+            .is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
 
     fn tokenize(&self, mut pieces: PreTokenizedString) -> tokenizers::Result<Vec<u32>> {
@@ -221,7 +244,11 @@ impl Tokenizer {
     }
 
     /// Cuts `piece` at added tokens, except special ones that hold a mark.
-    fn split_added(&self, piece: &NormalizedString, marks: &[usize]) -> Vec<(NormalizedString, Option<Vec<LibraryToken>>)> {
+    fn split_added(
+        &self,
+        piece: &NormalizedString,
+        marks: &[usize],
+    ) -> Vec<(NormalizedString, Option<Vec<LibraryToken>>)> {
         let text = piece.get();
         let mut added: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
         added.sort_by(|(_, a), (_, b)| b.content.len().cmp(&a.content.len()));
@@ -232,7 +259,11 @@ impl Tokenizer {
         while let Some(c) = text[at..].chars().next() {
             let found = added.iter().find(|(_, token)| {
                 let end = at + token.content.len();
-                let marked = || marks[marks.partition_point(|&m| m <= at)..].first().is_some_and(|&m| m < end);
+                let marked = || {
+                    marks[marks.partition_point(|&m| m <= at)..]
+                        .first()
+                        .is_some_and(|&m| m < end)
+                };
                 text[at..].starts_with(token.content.as_str())
                     && !(token.special && marked())
                     && !(token.single_word
@@ -272,7 +303,9 @@ impl Tokenizer {
         }
         let (mut byte_runs, mut fused) = (false, false);
         for step in &steps {
-            let one_char = step["pattern"]["String"].as_str().is_some_and(|p| p.chars().count() == 1);
+            let one_char = step["pattern"]["String"]
+                .as_str()
+                .is_some_and(|p| p.chars().count() == 1);
             match kind(step).as_str() {
                 "Replace" if !fused || one_char => {}
                 "Strip" => {}
@@ -290,7 +323,9 @@ impl Tokenizer {
             .collect();
         words.sort_by(|(a, _), (b, _)| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));
         for (word, anchor) in words.into_iter().take(64) {
-            if self.decode(&[anchor], false)? == *word && self.decode(&[anchor, anchor], false)?.starts_with(word.as_str()) {
+            if self.decode(&[anchor], false)? == *word
+                && self.decode(&[anchor, anchor], false)?.starts_with(word.as_str())
+            {
                 return Ok(Joining::Local { byte_runs, anchor });
             }
         }
@@ -300,14 +335,21 @@ impl Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size).field("joining", &self.joining).finish()
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size)
+            .field("joining", &self.joining)
+            .finish()
     }
 }
 
 /// The value of a token of the form `<0xE2>`.
 pub(super) fn byte_token(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
+    if hex.len() == 2 {
+        u8::from_str_radix(hex, 16).ok()
+    } else {
+        None
+    }
 }
 
 /// The text without marks, and where (in bytes of that text) the marks were.
@@ -331,13 +373,20 @@ fn guarded<T, E: std::fmt::Display>(what: &str, work: impl FnOnce() -> Result<T,
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(err)) => Err(Error::new(Kind::Tokenizer, format!("{what} failed: {err}"))),
-        Err(_) => Err(Error::new(Kind::Tokenizer, format!("{what} failed: the file leads the tokenizer library astray"))),
+        Err(_) => Err(Error::new(
+            Kind::Tokenizer,
+            format!("{what} failed: the file leads the tokenizer library astray"),
+        )),
     }
 }
 
 fn check_length(text: &str) -> Result<()> {
     if text.len() > MAX_TEXT {
-        bail!(Tokenizer, "the text has {} bytes, at most {MAX_TEXT} can be encoded at once", text.len());
+        bail!(
+            Tokenizer,
+            "the text has {} bytes, at most {MAX_TEXT} can be encoded at once",
+            text.len()
+        );
     }
     Ok(())
 }

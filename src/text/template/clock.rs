@@ -16,7 +16,15 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const DAYS: [&str; 7] = [
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+];
 
 /// A moment in UTC, proleptic Gregorian calendar.
 #[derive(Clone, Copy)]
@@ -55,7 +63,20 @@ impl Moment {
             year += 1;
         }
         let day_of_year = rest + 1;
-        let lengths = [31, 28 + i64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+        let lengths = [
+            31,
+            28 + i64::from(is_leap(year)),
+            31,
+            30,
+            31,
+            30,
+            31,
+            31,
+            30,
+            31,
+            30,
+            31,
+        ];
         let mut month = 0;
         while rest >= lengths[month] {
             rest -= lengths[month];
@@ -63,7 +84,15 @@ impl Moment {
         }
         // 1970-01-01 was a Thursday.
         let weekday = (days + 4).rem_euclid(7) as usize;
-        Moment { year, month, day: rest + 1, day_of_year, weekday, second: seconds.rem_euclid(86_400), microsecond }
+        Moment {
+            year,
+            month,
+            day: rest + 1,
+            day_of_year,
+            weekday,
+            second: seconds.rem_euclid(86_400),
+            microsecond,
+        }
     }
 }
 
@@ -87,7 +116,11 @@ pub(super) fn strftime(format: &str, time: SystemTime) -> Result<String, String>
             directive = chars.next();
         }
         let number = |value: i64, width: usize| {
-            if padded { format!("{value:0width$}") } else { value.to_string() }
+            if padded {
+                format!("{value:0width$}")
+            } else {
+                value.to_string()
+            }
         };
         let week = |first: usize| (now.day_of_year + 6 - ((now.weekday + 7 - first) % 7) as i64) / 7;
         let text = match directive {
@@ -161,7 +194,10 @@ mod tests {
     #[test]
     fn directives_follow_python() {
         let now = at(1_749_978_307);
-        assert_eq!(strftime("%d %b %Y|%-d %B %y|%I:%M %p|%e|%a %w %u|%%|%Z", now).unwrap(), "15 Jun 2025|15 June 25|09:05 AM|15|Sun 0 7|%|");
+        assert_eq!(
+            strftime("%d %b %Y|%-d %B %y|%I:%M %p|%e|%a %w %u|%%|%Z", now).unwrap(),
+            "15 Jun 2025|15 June 25|09:05 AM|15|Sun 0 7|%|"
+        );
         assert_eq!(strftime("%-I %-H", at(0)).unwrap(), "12 0");
         assert!(strftime("%Q", now).unwrap_err().contains("%Q"));
         assert!(strftime("100%", now).is_err());

@@ -13,7 +13,13 @@ pub(super) fn tojson(state: &State, value: &Value, indent: Option<Value>, kwargs
     let style = Style::new(indent, &kwargs)?;
     kwargs.assert_all_used()?;
     let mut out = String::new();
-    Writer { state, style: &style, out: &mut out, charged: 0 }.value(value, 0)?;
+    Writer {
+        state,
+        style: &style,
+        out: &mut out,
+        charged: 0,
+    }
+    .value(value, 0)?;
     Ok(Value::from(out))
 }
 
@@ -38,12 +44,18 @@ impl Style {
             Some(v) if v.kind() == ValueKind::String => v.as_str().map(str::to_string),
             // Python's `True` is 1, and less than 0 is 0.
             Some(v) => {
-                let width = if v.kind() == ValueKind::Bool { i64::from(v.is_true()) } else { i64::try_from(v)? };
+                let width = if v.kind() == ValueKind::Bool {
+                    i64::from(v.is_true())
+                } else {
+                    i64::try_from(v)?
+                };
                 Some(" ".repeat(usize::try_from(width).unwrap_or(0).min(MAX_INDENT + 1)))
             }
         };
         if indent.as_ref().is_some_and(|i| i.len() > MAX_INDENT) {
-            return Err(invalid(format!("tojson: at most {MAX_INDENT} characters of indent are allowed")));
+            return Err(invalid(format!(
+                "tojson: at most {MAX_INDENT} characters of indent are allowed"
+            )));
         }
         let (mut item_separator, mut key_separator) =
             (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string());
@@ -84,7 +96,9 @@ impl Writer<'_> {
 
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
-            return Err(invalid(format!("tojson: the value is nested deeper than {MAX_DEPTH} levels")));
+            return Err(invalid(format!(
+                "tojson: the value is nested deeper than {MAX_DEPTH} levels"
+            )));
         }
         self.charge()?;
         match value.kind() {
@@ -182,13 +196,24 @@ fn number(value: &Value) -> String {
 /// A float as Python's `repr` and `json.dumps` write it.
 pub(super) fn python_float(value: f64) -> String {
     if !value.is_finite() {
-        return if value.is_nan() { "NaN" } else if value > 0.0 { "Infinity" } else { "-Infinity" }.to_string();
+        return if value.is_nan() {
+            "NaN"
+        } else if value > 0.0 {
+            "Infinity"
+        } else {
+            "-Infinity"
+        }
+        .to_string();
     }
     let shortest = format!("{value:e}");
     let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
     match exponent.parse::<i32>().unwrap_or(0) {
         -4..16 => format!("{value:?}"),
-        exponent => format!("{mantissa}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.unsigned_abs()),
+        exponent => format!(
+            "{mantissa}e{}{:02}",
+            if exponent < 0 { '-' } else { '+' },
+            exponent.unsigned_abs()
+        ),
     }
 }
 

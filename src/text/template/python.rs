@@ -34,10 +34,21 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
         ValueKind::Seq | ValueKind::Map
             if matches!(
                 name,
-                "append" | "clear" | "extend" | "insert" | "pop" | "popitem" | "remove" | "setdefault" | "sort" | "update"
+                "append"
+                    | "clear"
+                    | "extend"
+                    | "insert"
+                    | "pop"
+                    | "popitem"
+                    | "remove"
+                    | "setdefault"
+                    | "sort"
+                    | "update"
             ) =>
         {
-            Err(invalid(format!("'{name}' is refused: values cannot be changed in place")))
+            Err(invalid(format!(
+                "'{name}' is refused: values cannot be changed in place"
+            )))
         }
         _ => pycompat::unknown_method_callback(state, value, name, args),
     }
@@ -50,8 +61,10 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 
 /// Whether the value has a length and items, which strings and maps have too.
 pub(super) fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
-        || (value.kind() == ValueKind::Iterable && value.len().is_some())
+    matches!(
+        value.kind(),
+        ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
+    ) || (value.kind() == ValueKind::Iterable && value.len().is_some())
 }
 
 fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
@@ -84,7 +97,11 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
         }
         "index" | "rindex" => {
             let (what,): (&str,) = from_args(args)?;
-            match position(if name == "index" { text.find(what) } else { text.rfind(what) }) {
+            match position(if name == "index" {
+                text.find(what)
+            } else {
+                text.rfind(what)
+            }) {
                 Some(at) => Value::from(at),
                 None => return Err(invalid(format!("{name}: the substring is not found"))),
             }
@@ -96,7 +113,11 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
         "swapcase" => {
             let () = from_args(args)?;
             let swap = |c: char| -> String {
-                if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
+                if c.is_uppercase() {
+                    c.to_lowercase().collect()
+                } else {
+                    c.to_uppercase().collect()
+                }
             };
             Value::from(text.chars().map(swap).collect::<String>())
         }
@@ -135,7 +156,11 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
 fn split(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let (sep, limit, kwargs): (Option<Value>, Option<Value>, Kwargs) = from_args(args)?;
     let given = |value: Option<Value>, name| -> Result<Option<Value>, Error> {
-        let value = if value.is_some() { value } else { kwargs.get::<Option<Value>>(name)? };
+        let value = if value.is_some() {
+            value
+        } else {
+            kwargs.get::<Option<Value>>(name)?
+        };
         Ok(value.filter(|v| !v.is_none()))
     };
     let (sep, limit) = (given(sep, "sep")?, given(limit, "maxsplit")?);
@@ -147,18 +172,28 @@ fn split(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value,
     let right = name == "rsplit";
     let parts: Vec<&str> = match &sep {
         Some(sep) => {
-            let sep = sep.as_str().ok_or_else(|| invalid(format!("{name}: the separator must be a string")))?;
+            let sep = sep
+                .as_str()
+                .ok_or_else(|| invalid(format!("{name}: the separator must be a string")))?;
             let sep = nonempty(sep)?;
             state.consume_fuel(text.matches(sep).count().min(limit) as u64)?;
             let pieces = limit.saturating_add(1);
-            if right { text.rsplitn(pieces, sep).collect() } else { text.splitn(pieces, sep).collect() }
+            if right {
+                text.rsplitn(pieces, sep).collect()
+            } else {
+                text.splitn(pieces, sep).collect()
+            }
         }
         None => {
             state.consume_fuel(text.split_whitespace().count().min(limit) as u64)?;
             let mut parts = Vec::new();
             let mut rest = if right { text.trim_end() } else { text.trim_start() };
             while !rest.is_empty() {
-                let gap = if right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
+                let gap = if right {
+                    rest.rfind(char::is_whitespace)
+                } else {
+                    rest.find(char::is_whitespace)
+                };
                 let Some(at) = gap.filter(|_| parts.len() < limit) else {
                     parts.push(if right { rest.trim_start() } else { rest });
                     break;
@@ -176,7 +211,11 @@ fn split(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value,
         }
     };
     let values = parts.into_iter().map(Value::from);
-    Ok(Value::from(if right { values.rev().collect::<Vec<_>>() } else { values.collect() }))
+    Ok(Value::from(if right {
+        values.rev().collect::<Vec<_>>()
+    } else {
+        values.collect()
+    }))
 }
 
 fn join(state: &State, sep: &str, items: &Value) -> Result<String, Error> {
@@ -184,7 +223,10 @@ fn join(state: &State, sep: &str, items: &Value) -> Result<String, Error> {
     for (i, item) in items.try_iter()?.checked().enumerate() {
         let item = item?;
         let Some(text) = item.as_str() else {
-            return Err(invalid(format!("join: item {i} is a {}, expected a string", item.kind())));
+            return Err(invalid(format!(
+                "join: item {i} is a {}, expected a string",
+                item.kind()
+            )));
         };
         state.consume_fuel((sep.len() + text.len()) as u64 / 64)?;
         if i > 0 {
@@ -239,7 +281,11 @@ fn tuple(items: [&str; 3]) -> Value {
 }
 
 fn nonempty(sep: &str) -> Result<&str, Error> {
-    if sep.is_empty() { Err(invalid("the separator is empty")) } else { Ok(sep) }
+    if sep.is_empty() {
+        Err(invalid("the separator is empty"))
+    } else {
+        Ok(sep)
+    }
 }
 
 fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {

@@ -22,9 +22,13 @@ pub(super) fn install(environment: &mut Environment) {
     environment.add_filter("string", |state: &State, value: &Value| text(state, value));
     // A name with a blank cannot be written in a template.
     environment.add_filter("engine join", minijinja::filters::join);
-    environment.add_filter("join", |state: &mut State, args: Rest<Value>| metered(state, "engine join", &args));
+    environment.add_filter("join", |state: &mut State, args: Rest<Value>| {
+        metered(state, "engine join", &args)
+    });
     environment.add_filter("engine format", minijinja::filters::format);
-    environment.add_filter("format", |state: &mut State, args: Rest<Value>| metered(state, "engine format", &args));
+    environment.add_filter("format", |state: &mut State, args: Rest<Value>| {
+        metered(state, "engine format", &args)
+    });
     environment.add_filter("pprint", |state: &State, value: &Value| repr(state, value));
 }
 
@@ -39,7 +43,11 @@ pub(super) fn text(state: &State, value: &Value) -> Result<String, Error> {
 
 /// `repr(value)`.
 fn repr(state: &State, value: &Value) -> Result<String, Error> {
-    let mut writer = Writer { state, out: String::new(), charged: 0 };
+    let mut writer = Writer {
+        state,
+        out: String::new(),
+        charged: 0,
+    };
     writer.value(value, 0)?;
     Ok(writer.out)
 }
@@ -64,7 +72,8 @@ impl Writer<'_> {
             let message = format!("the value is nested deeper than {MAX_DEPTH} levels");
             return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
-        self.state.consume_fuel(1 + (self.out.len() - self.charged) as u64 / 32)?;
+        self.state
+            .consume_fuel(1 + (self.out.len() - self.charged) as u64 / 32)?;
         self.charged = self.out.len();
         match value.kind() {
             ValueKind::Undefined => self.out.push_str("Undefined"),
@@ -111,7 +120,11 @@ impl Writer<'_> {
     }
 
     fn string(&mut self, text: &str) {
-        let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+        let quote = if text.contains('\'') && !text.contains('"') {
+            '"'
+        } else {
+            '\''
+        };
         self.out.push(quote);
         for c in text.chars() {
             match c {

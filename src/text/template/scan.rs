@@ -15,7 +15,11 @@ const MAX_ELIF: usize = 1000;
 /// Checks `source` and returns it with `generation` tags as `with` tags, every other byte and line unchanged.
 pub(super) fn prepare(source: &str) -> Result<String> {
     if source.len() > MAX_SOURCE {
-        bail!(Template, "the template has {} bytes, at most {MAX_SOURCE} are allowed", source.len());
+        bail!(
+            Template,
+            "the template has {} bytes, at most {MAX_SOURCE} are allowed",
+            source.len()
+        );
     }
     let mut out = String::with_capacity(source.len());
     let (mut copied, mut pos, mut elifs) = (0, 0, 0);
@@ -35,7 +39,9 @@ pub(super) fn prepare(source: &str) -> Result<String> {
             _ => {
                 let name_at = after + body.len() - body.trim_start_matches(['-', '+']).trim_start().len();
                 let rest = &source[name_at..];
-                let name = &rest[..rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len())];
+                let name = &rest[..rest
+                    .find(|c: char| !(c.is_alphanumeric() || c == '_'))
+                    .unwrap_or(rest.len())];
                 let line = || line_of(source, at);
                 match name {
                     "raw" => {
@@ -46,7 +52,11 @@ pub(super) fn prepare(source: &str) -> Result<String> {
                         continue;
                     }
                     "include" | "import" | "from" | "extends" => {
-                        bail!(Template, "line {}: '{name}' is refused, a chat template stands alone", line());
+                        bail!(
+                            Template,
+                            "line {}: '{name}' is refused, a chat template stands alone",
+                            line()
+                        );
                     }
                     "elif" => elifs += 1,
                     _ => {}
@@ -54,12 +64,20 @@ pub(super) fn prepare(source: &str) -> Result<String> {
                 if elifs > MAX_ELIF {
                     bail!(Template, "line {}: more than {MAX_ELIF} 'elif' tags", line());
                 }
-                let Some(end) = close(body, "%}").map_err(|code| too_long(source, at, code))? else { break };
+                let Some(end) = close(body, "%}").map_err(|code| too_long(source, at, code))? else {
+                    break;
+                };
                 pos = after + end + 2;
                 if let "generation" | "endgeneration" = name {
-                    let arguments = source[name_at + name.len()..after + end].trim_end_matches(['-', '+']).trim();
+                    let arguments = source[name_at + name.len()..after + end]
+                        .trim_end_matches(['-', '+'])
+                        .trim();
                     if !arguments.is_empty() {
-                        bail!(Template, "line {}: '{name}' takes no arguments, found '{arguments}'", line());
+                        bail!(
+                            Template,
+                            "line {}: '{name}' takes no arguments, found '{arguments}'",
+                            line()
+                        );
                     }
                     out.push_str(&source[copied..name_at]);
                     out.push_str(if name == "generation" { "with" } else { "endwith" });
