@@ -97,7 +97,10 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
         "bos_token_id": config.bos_token_id,
         "pad_token_id": config.pad_token_id,
         "sampling": {
-            "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p,
+            "temperature": short(sampling.temperature),
+            "top_k": sampling.top_k,
+            "top_p": short(sampling.top_p),
+            "min_p": short(sampling.min_p),
         },
         "masks": masks(container),
         "skills": header.skills,
@@ -137,8 +140,7 @@ fn plan(model: &Model, container: &Container, ctx: Option<u32>) -> Result<Plan> 
 }
 
 fn memory(plan: &Plan) -> Value {
-    let is_cache = |label: &str| label.starts_with("layer.") && (label.ends_with(".k") || label.ends_with(".v"));
-    let caches = plan.buffers.iter().filter(|buffer| is_cache(&buffer.label));
+    let caches = plan.buffers.iter().filter(|buffer| buffer.label.ends_with("_cache"));
     let kv: u64 = caches.map(|buffer| buffer.bytes).sum();
     let (weights, buffers) = (plan.weight_bytes(), plan.buffer_bytes());
     json!({
@@ -149,6 +151,11 @@ fn memory(plan: &Plan) -> Value {
         "scratch_bytes": buffers - kv,
         "total_bytes": weights + buffers,
     })
+}
+
+/// A number as it was written: 0.7, not the f64 nearest to the f32 nearest to it.
+fn short(value: f32) -> Option<f64> {
+    value.to_string().parse().ok()
 }
 
 fn elements(info: &TensorInfo) -> u64 {
@@ -233,7 +240,7 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
     out.line(format!("eos          {}", text(value("eos_token_ids"))))?;
     out.line(format!("sampling     {}", text(value("sampling"))))?;
     for (title, key, name) in [
-        ("masks", "masks", "task_id"),
+        ("masks", "masks", "name"),
         ("skills", "skills", "id"),
         ("shards", "shards", ""),
         ("unused", "unused", ""),

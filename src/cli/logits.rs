@@ -88,7 +88,9 @@ fn write(tensors: Vec<(String, TensorView)>, out: &Path) -> Result<()> {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
-    let temporary = tempfile::NamedTempFile::new_in(dir).map_err(|err| Error::io(dir, &err))?;
+    let temporary = tempfile::NamedTempFile::new_in(dir)
+        // Without the temporary name, which says nothing.
+        .map_err(|err| Error::io(dir, &err.kind().into()))?;
     serialize_to_file(tensors, None, temporary.path())
         .map_err(|err| Error::new(Kind::Io, format!("{}: {err}", out.display())))?;
     temporary.as_file().sync_all().map_err(|err| Error::io(out, &err))?;

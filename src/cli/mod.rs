@@ -78,6 +78,16 @@ enum Command {
     Shaders(shaders::Args),
 }
 
+impl Command {
+    #[cfg(target_os = "linux")]
+    fn needs_device(&self) -> bool {
+        matches!(
+            self,
+            Command::Devices | Command::Run(_) | Command::Logits(_) | Command::Ppl(_) | Command::Bench(_)
+        )
+    }
+}
+
 /// What every command gets: where to write, whether to stop, and where values come from.
 struct Context {
     out: Output,
@@ -116,7 +126,10 @@ pub fn main() -> ExitCode {
     }));
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Until the arguments are understood; an error in them is reported the way they ask for.
-    let json = arguments.iter().any(|argument| argument == "--json");
+    let json = arguments.iter().any(|argument| argument == "--json") || {
+        let value = std::env::var("CMF_GPU_JSON").unwrap_or_default();
+        !["", "0", "false", "no", "off", "n", "f"].contains(&value.to_lowercase().as_str())
+    };
     match catch_unwind(AssertUnwindSafe(|| start(arguments, json))) {
         Ok(code) => code,
         Err(_) => {
@@ -144,6 +157,10 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
         }
         Err(err) => return failed(&usage(one_line(&err)), json),
     };
+    #[cfg(target_os = "linux")]
+    if cli.command.needs_device() {
+        without_device_selection();
+    }
     let interrupt = match Interrupt::install() {
         Ok(interrupt) => interrupt,
         Err(err) => return failed(&err, cli.json),
@@ -209,16 +226,48 @@ fn code(code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What the parser says, without its usage lines and hints about help.
+/// What the parser says in one line, without its usage lines and hints about help.
 fn one_line(err: &clap::Error) -> String {
+    let missing = [
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand,
+        ErrorKind::MissingSubcommand,
+    ];
+    if missing.contains(&err.kind()) {
+        return "a command is missing; --help lists them".into();
+    }
     let text = err.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let said = text
-        .split("\n\nUsage:")
-        .next()
-        .and_then(|text| text.split("\n\nFor more information").next());
-    let words: Vec<&str> = said.unwrap_or(text).split_whitespace().collect();
-    words.join(" ")
+        .split("\n\n")
+        .take_while(|part| !part.trim_start().starts_with("Usage:") && !part.starts_with("For more information"));
+    let parts: Vec<String> = said
+        .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|part| !part.is_empty())
+        .collect();
+    parts.join("; ")
+}
+
+/// Starts the program anew with a Vulkan layer disabled that would print `error:` lines of its own.
+///
+/// Mesa's device selection layer connects to a Wayland display, and that library complains on stderr where there is no
+/// session directory: over ssh, in containers. Which device runs a model is chosen here, so the layer is not missed. An
+/// environment can only be changed safely by a new program, which on Unix takes this one's place.
+#[cfg(target_os = "linux")]
+fn without_device_selection() {
+    use std::os::unix::process::CommandExt;
+    const SWITCH: &str = "NODEVICE_SELECT";
+    if std::env::var_os("XDG_RUNTIME_DIR").is_some() || std::env::var_os(SWITCH).is_some() {
+        return;
+    }
+    let mut arguments = std::env::args_os();
+    if let (Ok(program), Some(name)) = (std::env::current_exe(), arguments.next()) {
+        // Only returns when it cannot be done, and then the noise is all that is wrong.
+        let _ = std::process::Command::new(program)
+            .arg0(name)
+            .args(arguments)
+            .env(SWITCH, "1")
+            .exec();
+    }
 }
 
 /// The version and the graphics interfaces that were compiled in.
@@ -236,4 +285,42 @@ fn version() -> &'static str {
         .collect();
     // The parser wants text that outlives it; this is made once.
     Box::leak(format!("{} (backends: {})", env!("CARGO_PKG_VERSION"), names.join(", ")).into_boxed_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parser_is_sound_and_every_flag_has_its_environment_twin() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        let subcommands: Vec<_> = command.get_subcommands().collect();
+        assert!(subcommands.len() > 10);
+        for command in subcommands.into_iter().chain([&command]) {
+            for flag in command.get_arguments().filter(|flag| flag.get_long().is_some()) {
+                let long = flag.get_long().unwrap_or_default();
+                if ["help", "version"].contains(&long) {
+                    continue;
+                }
+                let twin = format!("CMF_GPU_{}", long.to_uppercase().replace('-', "_"));
+                let env = flag.get_env().and_then(|env| env.to_str());
+                assert_eq!(env, Some(twin.as_str()), "{} --{long}", command.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_parser_says_is_one_line() {
+        let said = |arguments: &[&str]| match Cli::try_parse_from(arguments) {
+            Ok(_) => String::new(),
+            Err(err) => one_line(&err),
+        };
+        assert_eq!(said(&["cmf-gpu"]), "a command is missing; --help lists them");
+        let unknown = said(&["cmf-gpu", "run", "--tmep", "1"]);
+        assert!(
+            unknown.starts_with("unexpected argument '--tmep' found; tip: ") && unknown.contains("--temp"),
+            "{unknown}"
+        );
+    }
 }

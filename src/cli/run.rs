@@ -5,6 +5,7 @@ use super::output::Output;
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::Error;
+use cmf_gpu::container::Container;
 use cmf_gpu::engine::{Answer, Engine};
 use cmf_gpu::options::AnswerOptions;
 use cmf_gpu::program::Counters;
@@ -167,6 +168,8 @@ enum Prompt {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     let path = args.model.path(context)?;
+    // Before anyone types a prompt.
+    Container::open(&path)?;
     let Some(prompt) = prompt(&args, context)? else {
         if context.out.json {
             return Err(usage("stdin holds no prompt"));
