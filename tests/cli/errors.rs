@@ -112,7 +112,11 @@ fn files_that_are_no_good_are_named() {
     }
     let out = "/no/such/directory/out";
     assert!(fails(&["logits", model(), "--tokens", "1", "--out", out], 1, "Io").contains("/no/such/directory"));
-    assert!(run(&["convert", model(), "-o", out]).fails(1, "Io").contains("/no/such/directory"));
+    assert!(
+        run(&["convert", model(), "-o", out])
+            .fails(1, "Io")
+            .contains("/no/such/directory")
+    );
     assert!(fails(&["shaders", "--dump", text], 1, "Io").contains(text));
 }
 
