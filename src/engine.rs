@@ -65,7 +65,9 @@ pub struct Answer {
     pub prefill_s: f64,
     /// Seconds from the first token to the last.
     pub decode_s: f64,
-    /// What the executor did from the second token to the last.
+    /// Runs of the decode program: one for every token but the first, and one that was under way when the answer ended.
+    pub decode_runs: u64,
+    /// What those runs cost together.
     pub decode_counters: Counters,
 }
 
@@ -206,6 +208,11 @@ impl Engine {
         &mut self.session
     }
 
+    /// What the executor did so far.
+    pub fn counters(&self) -> Counters {
+        self.session.counters()
+    }
+
     /// Seconds that loading took.
     pub fn load_s(&self) -> f64 {
         self.load_s
@@ -292,6 +299,7 @@ impl Engine {
             finish: Finish::Interrupted,
             prefill_s: 0.0,
             decode_s: 0.0,
+            decode_runs: 0,
             decode_counters: Counters::default(),
         };
         let mut stream = match &self.tokenizer {
@@ -306,7 +314,6 @@ impl Engine {
         }
         let mut first = None;
         let mut failed = None;
-        let before = self.session.counters();
         let stops = &self.stops;
         let finish = self.session.generate(&generation, cancel, &mut |token| {
             first.get_or_insert_with(|| start.elapsed().as_secs_f64());
@@ -350,7 +357,7 @@ impl Engine {
         answer.finish = finish;
         answer.prefill_s = first.unwrap_or_else(|| start.elapsed().as_secs_f64());
         answer.decode_s = start.elapsed().as_secs_f64() - answer.prefill_s;
-        answer.decode_counters = self.session.counters().since(&before);
+        (answer.decode_runs, answer.decode_counters) = self.session.decode_cost();
         Ok(answer)
     }
 
@@ -494,8 +501,8 @@ fn stop_tokens(from_file: &[u32], tokenizer: Option<&Tokenizer>, vocab: usize) -
     stops
 }
 
-/// The sampling settings that came with the source model, else this program's.
-fn sampling_defaults(provenance: &Value) -> Sampling {
+/// The sampling settings that came with the source model, by a header's `provenance`, else this program's.
+pub fn sampling_defaults(provenance: &Value) -> Sampling {
     let mut sampling = Sampling::default();
     let Some(config) = provenance.get("generation_config") else {
         return sampling;

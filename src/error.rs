@@ -127,7 +127,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-fn escape(text: String) -> String {
+/// `text` with the characters escaped that could draw on a terminal.
+pub fn escape(text: String) -> String {
     // U+202A..202E and U+2066..2069 reorder what a terminal shows.
     let hostile =
         |c: char| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c);

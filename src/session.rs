@@ -74,6 +74,8 @@ pub struct Session {
     cached: Vec<u32>,
     /// Columns of the last prefill chunk, while no token has been sampled after it.
     pending_columns: u32,
+    /// Runs of the decode program in the last answer, and what they cost.
+    decode_cost: (u64, Counters),
 }
 
 impl Session {
@@ -84,6 +86,7 @@ impl Session {
             executor,
             cached: Vec::new(),
             pending_columns: 0,
+            decode_cost: Default::default(),
         }
     }
 
@@ -95,6 +98,12 @@ impl Session {
     /// Totals of the executor.
     pub fn counters(&self) -> Counters {
         self.executor.counters()
+    }
+
+    /// How many runs of the decode program the last [`Session::generate`] submitted, and what they cost together: neither
+    /// the first token, which comes from the prompt's last column, nor the settings of the answer are in there.
+    pub fn decode_cost(&self) -> (u64, Counters) {
+        self.decode_cost
     }
 
     /// The executor, for harnesses that look at single steps.
@@ -152,16 +161,25 @@ impl Session {
         let shared = shared.min(tokens.len() - 1);
         self.cached.truncate(shared);
         self.pending_columns = 0;
+        // One chunk is encoded while another runs, and no more, so that a cancel is not behind a long queue.
+        let mut in_flight: Option<Ticket> = None;
+        let mut flow = ControlFlow::Continue(());
         for chunk in tokens[shared..].chunks(self.plan.chunk as usize) {
             if cancel.is_cancelled() {
-                return Ok((self.cached.len() - shared, ControlFlow::Break(())));
+                flow = ControlFlow::Break(());
+                break;
             }
-            let steps = 0..self.plan.program(Which::Prefill).steps.len();
             let extent = self.begin_chunk(chunk)?;
-            self.executor.run(Which::Prefill, steps, extent)?;
+            let ticket = self.executor.submit(Which::Prefill, extent)?;
             self.end_chunk(chunk);
+            if let Some(before) = in_flight.replace(ticket) {
+                self.executor.wait(before)?;
+            }
         }
-        Ok((tokens.len() - shared, ControlFlow::Continue(())))
+        if let Some(last) = in_flight {
+            self.executor.wait(last)?;
+        }
+        Ok((self.cached.len() - shared, flow))
     }
 
     fn begin_chunk(&mut self, chunk: &[u32]) -> Result<Extent> {
@@ -193,6 +211,7 @@ impl Session {
             bail!(Usage, "an answer needs a prompt");
         }
         let settings = generation.sampling.words(&generation.stops)?;
+        self.decode_cost = Default::default();
         if generation.max_tokens == 0 {
             return Ok(Finish::Length);
         }
@@ -204,7 +223,8 @@ impl Session {
             end: start as u32,
         };
         let mut in_flight = self.executor.submit(Which::Head, extent)?;
-        let mut emitted = 0;
+        let before = self.executor.counters();
+        let (mut emitted, mut runs) = (0, 0);
         loop {
             // Token number `emitted` is being computed; it will sit at this position.
             let pos = start + emitted;
@@ -219,6 +239,7 @@ impl Session {
                 )?),
                 false => None,
             };
+            runs += u64::from(next.is_some());
             let ctl = self.executor.wait(in_flight)?;
             if ctl.stop == 2 {
                 bail!(NonFinite, "the logits at position {pos} are not finite numbers");
@@ -241,6 +262,7 @@ impl Session {
                     if let Some(next) = next {
                         self.executor.wait(next)?;
                     }
+                    self.decode_cost = (runs, self.executor.counters().since(&before));
                     return Ok(ended.unwrap_or(Finish::Context));
                 }
             }

@@ -26,8 +26,10 @@ pub(super) struct Bound<'a> {
 /// Picks the tensors of `family` with the dimensions of `arch` out of `found`, in the order embedding, layers, final norm,
 /// output projection. Decides whether the embedding is tied: `arch` says so afterwards.
 ///
-/// Errors: `MissingTensor`, `UnsupportedModel` for a tensor that no part of the network uses, `Parse` for a wrong shape.
+/// Errors: `Parse` for an impossible network or a wrong shape, `MissingTensor`, `UnsupportedModel` for a tensor that no
+/// part of the network uses.
 pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -> Result<Bound<'a>> {
+    arch.validate()?;
     let mut tensors = Vec::new();
     let mut missing = Vec::new();
     let mut take = |prefix: &str, role: &Role, tensors: &mut Vec<Tensor<'a>>| {

@@ -4,7 +4,7 @@
 
 use crate::container::gguf::BlockType;
 use crate::container::safetensors::Float;
-use crate::container::{Container, MappedFile, TensorId, Tensors};
+use crate::container::{Container, MappedFile, TensorId, TensorInfo, Tensors, hash64};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, bail};
 use std::ops::Range;
@@ -34,6 +34,8 @@ pub(super) struct Matrix<'a> {
     bytes: &'a [u8],
     /// The error is that of a type which cannot be read; it counts once the tensor is needed.
     encoding: Result<Encoding>,
+    /// The checksum that the source holds for the bytes.
+    hash: Option<u64>,
     /// Rows come in heads of this many, whose two halves are interleaved in the source.
     interleaved: Option<usize>,
     origin: Origin<'a>,
@@ -58,19 +60,19 @@ impl<'a> Matrix<'a> {
             shape,
             bytes,
             encoding,
+            hash: None,
             interleaved: None,
             origin: Origin::File(file, range),
         })
     }
 
     /// A tensor of a container.
-    pub fn in_container(container: &'a Container, id: TensorId, shape: Vec<u64>, dtype: Dtype) -> Result<Matrix<'a>> {
-        let bytes = container.bytes(id)?;
-        let encoding = Ok(Encoding::Container(dtype));
+    pub fn in_container(container: &'a Container, id: TensorId, info: &TensorInfo) -> Result<Matrix<'a>> {
         Ok(Matrix {
-            shape,
-            bytes,
-            encoding,
+            shape: info.shape.clone(),
+            bytes: container.bytes(id)?,
+            encoding: Ok(Encoding::Container(info.dtype)),
+            hash: Some(info.hash),
             interleaved: None,
             origin: Origin::Container(container, id),
         })
@@ -85,6 +87,16 @@ impl<'a> Matrix<'a> {
         }
         self.interleaved = Some(head_dim);
         Ok(self)
+    }
+
+    /// Errors: `HashMismatch` when the source has a checksum and the bytes are not those it was made of.
+    pub fn intact(&self) -> Result<()> {
+        let Some(stored) = self.hash else { return Ok(()) };
+        let found = hash64(self.bytes);
+        if found != stored {
+            bail!(HashMismatch, "payload: stored {stored:016x}, found {found:016x}");
+        }
+        Ok(())
     }
 
     /// Errors: that of a type which cannot be read.

@@ -24,6 +24,7 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 /// What to convert to.
@@ -61,12 +62,18 @@ pub enum Event<'a> {
 }
 
 /// Converts the model at `src` to the container `out`, which is written under another name and renamed at the end.
+/// `progress` may end it; then nothing is left behind.
 ///
 /// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file or a container.
 /// Errors: `UnsupportedModel` names the architecture or the configuration key that cannot be honoured,
 /// `UnsupportedTensorType` the type that cannot be read or written, `MissingTensor` what the network needs and the source
-/// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` and the container's own for files that are no good.
-pub fn convert(src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event)) -> Result<Report> {
+/// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` `HashMismatch` and the container's own for files that are no good.
+pub fn convert(
+    src: &Path,
+    out: &Path,
+    options: &Options,
+    progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
+) -> Result<Report> {
     if options.quant.quant_name().is_empty() {
         bail!(Usage, "{} can be read but not written", options.quant.name());
     }
@@ -180,7 +187,7 @@ struct Import<'a> {
 }
 
 impl<'a> Import<'a> {
-    /// Errors: `Parse` for an impossible network, `Tokenizer` for ids that the embedding does not have.
+    /// Errors: `Tokenizer` for ids that the embedding does not have.
     fn model(self) -> Result<Model<'a>> {
         let Import {
             arch,
@@ -194,7 +201,6 @@ impl<'a> Import<'a> {
             dropped,
             mut notes,
         } = bound;
-        arch.validate()?;
         let known = |id: &Value| id.as_u64().is_some_and(|id| id < arch.vocab_size as u64);
         let eos = tokenizer_config.get("eos_token_ids").and_then(Value::as_array);
         let stops = eos.into_iter().flatten().chain(tokenizer_config.get("bos_token_id"));
@@ -249,7 +255,13 @@ fn outermost(name: &str) -> bool {
     name == EMBED || name == LM_HEAD
 }
 
-fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut dyn FnMut(Event)) -> Result<Report> {
+fn write(
+    model: Model,
+    src: &Path,
+    out: &Path,
+    options: &Options,
+    progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
+) -> Result<Report> {
     let Model {
         mut header,
         vocab,
@@ -265,16 +277,19 @@ fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut
         ));
     }
     header.insert("quant_type".into(), options.quant.name().to_uppercase().into());
-    let provenance = header.entry("provenance").or_insert_with(|| Map::new().into());
-    if let Value::Object(provenance) = provenance {
-        let name = src.file_name().map(|name| name.to_string_lossy().into_owned());
-        provenance.insert(
-            "tool".into(),
-            concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " convert").into(),
-        );
-        provenance.insert("source_model".into(), name.into());
-        provenance.insert("weight_quant".into(), options.quant.quant_name().into());
-    }
+    let mut provenance = match header.remove("provenance") {
+        Some(Value::Object(provenance)) => provenance,
+        None | Some(Value::Null) => Map::new(),
+        Some(other) => Map::from_iter([("source_provenance".to_owned(), other)]),
+    };
+    let name = src.file_name().map(|name| name.to_string_lossy().into_owned());
+    provenance.insert(
+        "tool".into(),
+        concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " convert").into(),
+    );
+    provenance.insert("source_model".into(), name.into());
+    provenance.insert("weight_quant".into(), options.quant.quant_name().into());
+    header.insert("provenance".into(), provenance.into());
     let spec = |tensor: &Tensor| TensorSpec {
         name: tensor.name.clone(),
         dtype: dtype_of(tensor, options.quant),
@@ -295,11 +310,14 @@ fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut
         let payload = payload(&tensor.data, dtype).map_err(|err| err.context(format!("tensor '{name}'")))?;
         writer.write(&payload)?;
         tensor.data.release();
-        progress(Event::Tensor {
+        let event = Event::Tensor {
             done: index + 1,
             total: tensors.len(),
             name,
-        });
+        };
+        if progress(event).is_break() {
+            bail!(Usage, "the conversion was cancelled");
+        }
     }
     let bytes = writer.finish()?;
     Ok(Report {
@@ -312,6 +330,7 @@ fn write(model: Model, src: &Path, out: &Path, options: &Options, progress: &mut
 
 /// The bytes of a tensor in `dtype`. What is in that type already stays as it is.
 fn payload<'a>(data: &Matrix<'a>, dtype: Dtype) -> Result<Cow<'a, [u8]>> {
+    data.intact()?;
     if let Some(bytes) = data.stored_as(dtype) {
         return Ok(Cow::Borrowed(bytes));
     }

@@ -3,7 +3,7 @@
 //! Header, tokenizer and masks are carried over as they are. Knows no family.
 
 use super::{Masks, Matrix, Model, Tensor};
-use crate::container::{Container, Tensors};
+use crate::container::{Container, TensorInfo, Tensors, hash64};
 use crate::error::{Result, bail};
 use std::borrow::Cow;
 use std::path::Path;
@@ -40,11 +40,13 @@ impl Source {
         if container.index_section().is_some() {
             notes.push("the sparse index is left out".to_owned());
         }
-        let tensor = |(id, info): (usize, &crate::container::TensorInfo)| {
-            let data = Matrix::in_container(container, id, info.shape.clone(), info.dtype)?;
+        let hashes = &container.header().section_hashes;
+        intact("vocab", container.tokenizer_json(), hashes.vocab)?;
+        intact("masks", container.masks_section(), hashes.masks)?;
+        let tensor = |(id, info): (usize, &TensorInfo)| {
             Ok(Tensor {
                 name: info.name.clone(),
-                data,
+                data: Matrix::in_container(container, id, info)?,
             })
         };
         let tensors = container
@@ -65,4 +67,16 @@ impl Source {
             notes,
         })
     }
+}
+
+/// What is carried over must be what was written: a new checksum over damage would hide it.
+fn intact(name: &str, section: Option<&[u8]>, stored: Option<u64>) -> Result<()> {
+    let (Some(section), Some(stored)) = (section, stored) else {
+        return Ok(());
+    };
+    let found = hash64(section);
+    if found != stored {
+        bail!(HashMismatch, "{name} section: stored {stored:016x}, found {found:016x}");
+    }
+    Ok(())
 }

@@ -48,7 +48,7 @@ impl<'a> Keys<'a> {
 
     pub fn unsigned(&self, key: &str) -> Result<Option<u64>> {
         // Some configurations write whole numbers as 8.0.
-        let whole = |value: f64| (value >= 0.0 && value < 9e15 && value.fract() == 0.0).then_some(value as u64);
+        let whole = |value: f64| ((0.0..9e15).contains(&value) && value.fract() == 0.0).then_some(value as u64);
         self.typed(key, "a non-negative integer", |v| {
             v.as_u64().or_else(|| v.as_f64().and_then(whole))
         })

@@ -1,0 +1,229 @@
+//! Flags that several commands share, and how text becomes values.
+
+use super::output::{Output, size};
+use super::{Context, Result, usage};
+use clap::builder::FalseyValueParser;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args};
+use cmf_gpu::engine::Engine;
+use cmf_gpu::kernel::Kv;
+use cmf_gpu::options::{DeviceChoice, LoadOptions};
+use cmf_gpu::{Error, Kind};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+/// Most bytes of a text that is read at once.
+const MAX_TEXT: u64 = 64 << 20;
+
+/// The model, by position or by flag.
+#[derive(Args)]
+pub struct ModelArgs {
+    /// A .cmf file; of a model in several files, any of them
+    #[arg(value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// The model, as a flag
+    #[arg(
+        short = 'm',
+        long = "model",
+        env = "CMF_GPU_MODEL",
+        value_name = "MODEL",
+        hide_env = true
+    )]
+    model_flag: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// The model's path. Errors: `Usage` when there is none, or two.
+    pub fn path(&self, context: &Context) -> Result<PathBuf> {
+        let flag_given = context.matches.value_source("model_flag") == Some(ValueSource::CommandLine);
+        match (&self.model, &self.model_flag) {
+            (Some(_), Some(_)) if flag_given => Err(usage("the model is given twice, as MODEL and with -m")),
+            (Some(path), _) | (None, Some(path)) => Ok(path.clone()),
+            (None, None) => Err(usage("a MODEL is missing")),
+        }
+    }
+}
+
+/// Which device runs the model, and with which memory.
+#[derive(Args)]
+pub struct DeviceArgs {
+    /// auto, gpu, cpu, software, a number in the list of devices, or a part of a name
+    #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = device, hide_env = true)]
+    device: DeviceChoice,
+    /// Positions of the context; 0 = what the model was trained for [default: that, at most 4096]
+    #[arg(short, long, visible_alias = "ctx-size", env = "CMF_GPU_CTX", hide_env = true)]
+    pub ctx: Option<u32>,
+    /// Type of cached keys and values: f16 or f32
+    #[arg(long, env = "CMF_GPU_KV", default_value = "f16", value_parser = kv, hide_env = true)]
+    pub kv: Kv,
+    /// Most device memory to use, in MiB
+    #[arg(long, env = "CMF_GPU_VRAM_MB", value_name = "MIB", hide_env = true)]
+    vram_mb: Option<u64>,
+    /// Compiles shaders with bounds checks, to find out
+    #[arg(long, env = "CMF_GPU_CHECKED_SHADERS", value_parser = FalseyValueParser::new(), hide_env = true)]
+    checked_shaders: bool,
+    /// The task whose mask is active: only none, masks are not run yet
+    #[arg(long, env = "CMF_GPU_TASK", default_value = "none", value_parser = only_none, hide_env = true)]
+    task: String,
+    /// The skill that is active: only none, skills are not run yet
+    #[arg(long, env = "CMF_GPU_SKILL", default_value = "none", value_parser = only_none, hide_env = true)]
+    skill: String,
+}
+
+impl DeviceArgs {
+    /// The library's options.
+    pub fn options(&self) -> LoadOptions {
+        LoadOptions {
+            device: self.device.clone(),
+            ctx: self.ctx,
+            kv: self.kv,
+            vram_mb: self.vram_mb,
+            checked_shaders: self.checked_shaders,
+            all_logits: false,
+        }
+    }
+}
+
+fn device(text: &str) -> Result<DeviceChoice> {
+    text.parse()
+}
+
+fn kv(text: &str) -> std::result::Result<Kv, String> {
+    match text {
+        "f16" => Ok(Kv::F16),
+        "f32" => Ok(Kv::F32),
+        "q8" => Err("quantised caches are not implemented yet; wanted f16 or f32".into()),
+        _ => Err("wanted f16 or f32".into()),
+    }
+}
+
+fn only_none(text: &str) -> std::result::Result<String, String> {
+    match text {
+        "none" => Ok(text.into()),
+        _ => Err("only none can be run yet".into()),
+    }
+}
+
+/// Loads a model, shows how far it is, and says what runs where. The first Ctrl-C ends it.
+pub fn load(path: &Path, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
+    let cancel = context.interrupt.graceful();
+    let mut bar = context.out.progress("loading", true);
+    let engine = Engine::load(path, options, &mut |done, total| {
+        bar.set(done, total);
+        match cancel.is_cancelled() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    })?;
+    drop(bar);
+    announce(&engine, &context.out);
+    Ok(engine)
+}
+
+fn announce(engine: &Engine, out: &Output) {
+    let placement = engine.placement();
+    if let Some(notice) = &placement.notice {
+        out.note(format!("note: {notice}"));
+    }
+    out.note(format!(
+        "{} ({}, {}): {} layers, {} weights, {} buffers, context {}, loaded in {:.2} s",
+        placement.name,
+        placement.backend,
+        placement.kind,
+        placement.layers,
+        size(placement.weight_bytes),
+        size(placement.buffer_bytes),
+        placement.ctx,
+        engine.load_s(),
+    ));
+}
+
+/// The device of an answer, for JSON.
+pub fn device_json(engine: &Engine) -> Value {
+    let placement = engine.placement();
+    json!({"name": placement.name, "backend": placement.backend, "kind": placement.kind})
+}
+
+/// Token ids separated by commas.
+pub fn token_list(text: &str) -> std::result::Result<Tokens, String> {
+    let ids = text.split(',').map(|id| {
+        id.trim()
+            .parse()
+            .map_err(|_| format!("wanted token ids like 1,2,3, found '{id}'"))
+    });
+    ids.collect::<std::result::Result<_, _>>().map(Tokens)
+}
+
+/// Token ids; a type of its own, because the parser takes a plain list for a flag that can be repeated.
+#[derive(Clone, Debug)]
+pub struct Tokens(pub Vec<u32>);
+
+/// The ids that are shown, in the form that is read.
+pub fn show_tokens(tokens: &[u32]) -> String {
+    tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Which of several flags that exclude each other is in force: the one on the command line, else the one from the
+/// environment. Errors: `Usage` when one of these two holds several.
+pub fn chosen(matches: &ArgMatches, flags: &[&'static str]) -> Result<Option<&'static str>> {
+    for source in [ValueSource::CommandLine, ValueSource::EnvVariable] {
+        let found: Vec<_> = flags
+            .iter()
+            .filter(|flag| matches.value_source(flag) == Some(source))
+            .collect();
+        match found.as_slice() {
+            [] => continue,
+            [one] => return Ok(Some(one)),
+            [one, two, ..] => {
+                let dashed = |flag: &str| flag.replace('_', "-");
+                return Err(usage(format!(
+                    "--{} and --{} exclude each other",
+                    dashed(one),
+                    dashed(two)
+                )));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// A text file, `-` for stdin. Errors: `Io`; `Parse` when it is not UTF-8; `Usage` when it is too long.
+pub fn read_text(path: &Path) -> Result<String> {
+    if path == Path::new("-") {
+        return read_stream(std::io::stdin().lock(), Path::new("stdin"));
+    }
+    let file = File::open(path).map_err(|err| Error::io(path, &err))?;
+    read_stream(file, path)
+}
+
+fn read_stream(stream: impl Read, path: &Path) -> Result<String> {
+    let mut bytes = Vec::new();
+    stream
+        .take(MAX_TEXT + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|err| Error::io(path, &err))?;
+    let shown = path.display();
+    if bytes.len() as u64 > MAX_TEXT {
+        return Err(usage(format!("{shown}: longer than {}", size(MAX_TEXT))));
+    }
+    String::from_utf8(bytes).map_err(|err| {
+        let at = err.utf8_error().valid_up_to();
+        Error::new(Kind::Parse, format!("{shown}: not UTF-8 at byte {at}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_lists_are_numbers() {
+        assert_eq!(token_list("1, 2,3").unwrap().0, [1, 2, 3]);
+        for bad in ["", "1,", "-1", "1 2", "4294967296", "x"] {
+            assert!(token_list(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! `bench`: how many tokens a second, for a prompt (`pp`) and for text generation (`tg`).
+//!
+//! Each row is warmed up once. `pp` times a prompt from an empty cache until the device is done; `tg` times runs of the
+//! decode program, the first token's not among them.
+
+use super::args::{self, DeviceArgs, ModelArgs, device_json};
+use super::run::counters_json;
+use super::{Context, Outcome, Result, usage};
+use cmf_gpu::engine::Engine;
+use cmf_gpu::program::{Counters, Which};
+use cmf_gpu::sampling::Sampling;
+use cmf_gpu::session::{Cancel, Generation};
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+/// Flags of `bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Tokens of the prompt; 0 leaves the row out
+    #[arg(short = 'p', long, env = "CMF_GPU_N_PROMPT", default_value_t = 512, hide_env = true)]
+    n_prompt: usize,
+    /// Tokens to generate; 0 leaves the row out
+    #[arg(short = 'n', long, env = "CMF_GPU_N_GEN", default_value_t = 128, hide_env = true)]
+    n_gen: usize,
+    /// How often each is measured
+    #[arg(short, long, env = "CMF_GPU_REPETITIONS", default_value_t = 5, hide_env = true)]
+    repetitions: usize,
+    /// The form of the table
+    #[arg(short, long, env = "CMF_GPU_OUTPUT", value_enum, default_value_t = Form::Md, hide_env = true)]
+    output: Form,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Form {
+    Md,
+    Json,
+    Csv,
+}
+
+struct Row {
+    test: String,
+    /// Mean and standard deviation.
+    tok_s: f64,
+    sd: f64,
+    /// Bytes of weights that were read, in 10⁹ a second.
+    weight_gb_s: f64,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Result {
+    if args.repetitions == 0 || (args.n_prompt == 0 && args.n_gen == 0) {
+        return Err(usage(
+            "there is nothing to measure: wanted -r and one of -p, -n above 0",
+        ));
+    }
+    let path = args.model.path(context)?;
+    let mut options = args.device.options();
+    // One token before what is generated, and one that is under way at the end.
+    let wanted = args.n_prompt.max(args.n_gen.saturating_add(2));
+    let wanted = u32::try_from(wanted).map_err(|_| usage(format!("{wanted} tokens are too many")))?;
+    options.ctx = options.ctx.or(Some(wanted));
+    let mut engine = args::load(&path, &options, context)?;
+    let cancel = context.interrupt.cancel().clone();
+    let mut rows = Vec::new();
+    let mut counters = (0, Counters::default());
+    if args.n_prompt > 0 {
+        let seconds = measure(args.repetitions, || prefill(&mut engine, args.n_prompt, &cancel))?;
+        let plan = engine.session().plan();
+        let chunks = args.n_prompt.div_ceil(plan.chunk as usize) as u64;
+        let bytes = plan.weight_bytes_read(Which::Prefill) * chunks;
+        rows.push(row(format!("pp{}", args.n_prompt), args.n_prompt, bytes, &seconds));
+    }
+    if args.n_gen > 0 {
+        let seconds = measure(args.repetitions, || generate(&mut engine, args.n_gen, &cancel))?;
+        counters = engine.session().decode_cost();
+        let bytes = engine.session().plan().weight_bytes_read(Which::Decode) * args.n_gen as u64;
+        rows.push(row(format!("tg{}", args.n_gen), args.n_gen, bytes, &seconds));
+    }
+    let form = if context.out.json { Form::Json } else { args.output };
+    match form {
+        Form::Json => {
+            let rows: Vec<Value> = rows
+                .iter()
+                .map(|row| json!({"test": row.test, "tok_s": row.tok_s, "sd": row.sd, "weight_gb_s": row.weight_gb_s}))
+                .collect();
+            context.out.json(&json!({
+                "rows": rows,
+                "device": device_json(&engine),
+                "kv": args.device.kv.name(),
+                "repetitions": args.repetitions,
+                "counters": counters_json(&counters.1, counters.0, &engine.counters()),
+            }))?;
+        }
+        Form::Csv => {
+            context.out.line("test,tok_s,sd,weight_gb_s")?;
+            for row in &rows {
+                let Row {
+                    test,
+                    tok_s,
+                    sd,
+                    weight_gb_s,
+                } = row;
+                context
+                    .out
+                    .line(format!("{test},{tok_s:.3},{sd:.3},{weight_gb_s:.3}"))?;
+            }
+        }
+        Form::Md => {
+            context.out.line("| test | tok/s | weights GB/s |")?;
+            context.out.line("|---|---:|---:|")?;
+            for row in &rows {
+                let Row {
+                    test,
+                    tok_s,
+                    sd,
+                    weight_gb_s,
+                } = row;
+                context
+                    .out
+                    .line(format!("| {test} | {tok_s:.2} ± {sd:.2} | {weight_gb_s:.2} |"))?;
+            }
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Seconds of each repetition after one that does not count.
+fn measure(repetitions: usize, mut once: impl FnMut() -> Result<f64>) -> Result<Vec<f64>> {
+    once()?;
+    (0..repetitions).map(|_| once()).collect()
+}
+
+fn row(test: String, tokens: usize, bytes: u64, seconds: &[f64]) -> Row {
+    let rates: Vec<f64> = seconds.iter().map(|seconds| tokens as f64 / seconds).collect();
+    let (tok_s, sd) = mean_sd(&rates);
+    let each = seconds.iter().sum::<f64>() / seconds.len() as f64;
+    Row {
+        test,
+        tok_s,
+        sd,
+        weight_gb_s: bytes as f64 / each / 1e9,
+    }
+}
+
+/// Mean and standard deviation of a sample; 0 for a sample of one.
+fn mean_sd(values: &[f64]) -> (f64, f64) {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (mean, (squares / (values.len() - 1).max(1) as f64).sqrt())
+}
+
+/// Tokens without a meaning, the same in every run.
+fn prompt(vocab: u32, count: usize) -> Vec<u32> {
+    (0..count as u64)
+        .map(|i| ((i * 2_654_435_761) % u64::from(vocab)) as u32)
+        .collect()
+}
+
+fn interrupted(flow: ControlFlow<()>) -> Result<()> {
+    match flow {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(usage("cancelled")),
+    }
+}
+
+fn prefill(engine: &mut Engine, count: usize, cancel: &Cancel) -> Result<f64> {
+    let session = engine.session();
+    let tokens = prompt(session.plan().vocab, count);
+    session.clear();
+    let start = Instant::now();
+    // Returns when the device is done.
+    interrupted(session.prefill(&tokens, cancel)?.1)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn generate(engine: &mut Engine, count: usize, cancel: &Cancel) -> Result<f64> {
+    let session = engine.session();
+    let tokens = prompt(session.plan().vocab, 1);
+    session.clear();
+    interrupted(session.prefill(&tokens, cancel)?.1)?;
+    let generation = Generation {
+        sampling: Sampling::greedy(),
+        stops: Vec::new(),
+        max_tokens: count + 1,
+    };
+    let (mut first, mut tokens) = (None, 0);
+    session.generate(&generation, cancel, &mut |_| {
+        first.get_or_insert_with(Instant::now);
+        tokens += 1;
+        ControlFlow::Continue(())
+    })?;
+    match first {
+        Some(first) if tokens == count + 1 => Ok(first.elapsed().as_secs_f64()),
+        _ if cancel.is_cancelled() => Err(usage("cancelled")),
+        _ => Err(usage(format!(
+            "only {tokens} of {} tokens fit; give a larger --ctx",
+            count + 1
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spread_is_that_of_a_sample() {
+        assert_eq!(mean_sd(&[4.0]), (4.0, 0.0));
+        assert_eq!(mean_sd(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
+    }
+
+    #[test]
+    fn the_prompt_is_of_the_vocabulary() {
+        assert_eq!(prompt(7, 100).len(), 100);
+        assert!(prompt(7, 100).iter().all(|&token| token < 7));
+    }
+}

@@ -1,0 +1,72 @@
+//! `chat-template`: the prompt that a conversation becomes, as text and as tokens.
+
+use super::args::{ModelArgs, read_text};
+use super::tokenize::tokenizer;
+use super::{Context, Outcome, Result, usage};
+use clap::builder::FalseyValueParser;
+use cmf_gpu::container::{Container, json as strict_json};
+use cmf_gpu::text::{self, ChatTemplate, RenderOptions};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Flags of `chat-template`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// A JSON file: a list of objects with role and content; - = stdin
+    #[arg(long, env = "CMF_GPU_MESSAGES", value_name = "FILE", hide_env = true)]
+    messages: PathBuf,
+    /// A JSON file: a list of tool descriptions
+    #[arg(long, env = "CMF_GPU_TOOLS", value_name = "FILE", hide_env = true)]
+    tools: Option<PathBuf>,
+    /// Further variables of the template, a JSON object
+    #[arg(long, env = "CMF_GPU_KWARGS", value_name = "JSON", hide_env = true)]
+    kwargs: Option<String>,
+    /// Leaves out the header of the answer
+    #[arg(long, env = "CMF_GPU_NO_GENERATION_PROMPT", value_parser = FalseyValueParser::new(), hide_env = true)]
+    no_generation_prompt: bool,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Result {
+    let container = Container::open(&args.model.path(context)?)?;
+    let config = &container.header().tokenizer_config;
+    let tokenizer = tokenizer(&container)?;
+    let template = match &config.chat_template {
+        Some(source) => ChatTemplate::new(source)?,
+        None => ChatTemplate::chatml()?,
+    };
+    let Value::Array(messages) = strict_json::parse(read_text(&args.messages)?.as_bytes(), "messages")? else {
+        return Err(usage("--messages: wanted a list of messages"));
+    };
+    let tools = match &args.tools {
+        Some(path) => Some(strict_json::parse(read_text(path)?.as_bytes(), "tools")?),
+        None => None,
+    };
+    let kwargs = match &args.kwargs {
+        Some(text) => strict_json::parse_object(text.as_bytes(), "kwargs")?,
+        None => Default::default(),
+    };
+    let eos = config.eos_token_ids.first().copied();
+    let options = RenderOptions {
+        add_generation_prompt: !args.no_generation_prompt,
+        tools,
+        special_tokens: text::special_tokens_map(&tokenizer, config.bos_token_id, eos, config.pad_token_id)?,
+        kwargs,
+        ..RenderOptions::default()
+    };
+    let rendered = template.render(&messages, &options)?;
+    if context.out.json {
+        let guarded = text::guard_messages(&tokenizer, &messages)?;
+        let tools = match &options.tools {
+            Some(Value::Array(tools)) => Some(Value::Array(text::guard_messages(&tokenizer, tools)?)),
+            other => other.clone(),
+        };
+        let options = RenderOptions { tools, ..options };
+        let tokens = tokenizer.encode_guarded(&template.render(&guarded, &options)?)?;
+        context.out.json(&json!({"text": rendered, "tokens": tokens}))?;
+    } else {
+        context.out.text(&rendered)?;
+    }
+    Ok(Outcome::Done)
+}

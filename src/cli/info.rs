@@ -1,0 +1,282 @@
+//! `info`: what is in a model file, whether this program runs it, and how much memory that takes. Needs no device.
+
+use super::args::ModelArgs;
+use super::output::{Output, size};
+use super::{Context, Outcome, Result};
+use clap::builder::FalseyValueParser;
+use cmf_gpu::container::{Container, TensorInfo, Tensors, hash64, json as strict_json};
+use cmf_gpu::engine::sampling_defaults;
+use cmf_gpu::error::escape;
+use cmf_gpu::kernel::Kv;
+use cmf_gpu::model::{self, Model};
+use cmf_gpu::options::DEFAULT_CTX;
+use cmf_gpu::program::{self, Plan, PlanOptions};
+use cmf_gpu::{Error, Kind};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// Columns of a prefill chunk that the memory plan reckons with: those of a GPU.
+const CHUNK: u32 = 256;
+
+/// Flags of `info`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Lists every tensor
+    #[arg(long, env = "CMF_GPU_TENSORS", value_parser = FalseyValueParser::new(), hide_env = true)]
+    tensors: bool,
+    /// Positions of the context that memory is planned for; 0 = what the model was trained for [default: that, at most 4096]
+    #[arg(short, long, visible_alias = "ctx-size", env = "CMF_GPU_CTX", hide_env = true)]
+    ctx: Option<u32>,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Result {
+    let container = Container::open(&args.model.path(context)?)?;
+    let object = describe(&container, &args);
+    if context.out.json {
+        context.out.json(&Value::Object(object))?;
+    } else {
+        show(&object, &mut context.out)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn describe(container: &Container, args: &Args) -> Map<String, Value> {
+    let header = container.header();
+    let infos = container.infos();
+    let bound = match container.is_skill_file() {
+        true => Err(Error::new(
+            Kind::SkillFile,
+            "a skill is applied to a model and never run by itself",
+        )),
+        false => model::bind(&header.arch, container),
+    };
+    let planned = bound.and_then(|model| plan(&model, container, args.ctx).map(|plan| (model, plan)));
+    let (params, unused, memory, reason) = match &planned {
+        Ok((model, plan)) => {
+            let unused = model.unused.iter().map(|&id| infos[id].name.as_str()).collect();
+            (model.parameters(container), unused, memory(plan), Value::Null)
+        }
+        Err(err) => (
+            infos.iter().map(elements).sum(),
+            Vec::new(),
+            Value::Null,
+            Value::from(err.to_string()),
+        ),
+    };
+    let mut bytes_by_dtype: BTreeMap<&str, u64> = BTreeMap::new();
+    for info in infos {
+        *bytes_by_dtype.entry(info.dtype.name()).or_default() += info.nbytes;
+    }
+    let shards: Vec<String> = container
+        .shard_paths()
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    let config = &header.tokenizer_config;
+    let sampling = sampling_defaults(&header.provenance);
+    let object = json!({
+        "format": "cmf-v2",
+        "bytes": container.file_bytes(),
+        "arch": container.header_json().get("arch"),
+        "quant_type": header.quant_type,
+        "params": params,
+        "runs": planned.is_ok(),
+        "reason": reason,
+        "tensor_count": infos.len(),
+        "bytes_by_dtype": bytes_by_dtype,
+        "tokenizer": container.tokenizer_json().map(|bytes| json!({"bytes": bytes.len()})),
+        "template": match &config.chat_template {
+            Some(source) => json!({
+                "source": "file", "bytes": source.len(), "hash": format!("{:016x}", hash64(source.as_bytes())),
+            }),
+            None => json!({"source": "chatml", "bytes": 0, "hash": null}),
+        },
+        "eos_token_ids": config.eos_token_ids,
+        "bos_token_id": config.bos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "sampling": {
+            "temperature": short(sampling.temperature),
+            "top_k": sampling.top_k,
+            "top_p": short(sampling.top_p),
+            "min_p": short(sampling.min_p),
+        },
+        "masks": masks(container),
+        "skills": header.skills,
+        "shards": shards,
+        "index": container.index_section().map(|bytes| json!({"bytes": bytes.len()})),
+        "mtp": header.arch.mtp,
+        "moe": header.arch.moe,
+        "unused": unused,
+        "memory": memory,
+        "provenance": header.provenance,
+    });
+    let Value::Object(mut object) = object else {
+        return Map::new();
+    };
+    if args.tensors {
+        object.insert("tensors".into(), infos.iter().map(tensor).collect());
+    }
+    object
+}
+
+fn plan(model: &Model, container: &Container, ctx: Option<u32>) -> Result<Plan> {
+    let trained = model.max_positions.and_then(|positions| u32::try_from(positions).ok());
+    let ctx = match ctx {
+        None => trained.map_or(DEFAULT_CTX, |trained| trained.min(DEFAULT_CTX)),
+        Some(0) => trained.unwrap_or(DEFAULT_CTX),
+        Some(ctx) => ctx,
+    };
+    let options = PlanOptions {
+        ctx,
+        chunk: CHUNK,
+        kv: Kv::F16,
+        // The least that every WebGPU device offers would be less; hardware offers this.
+        max_binding: (1 << 31) - 4,
+        all_logits: false,
+    };
+    program::plan(model, container, &options)
+}
+
+fn memory(plan: &Plan) -> Value {
+    let caches = plan.buffers.iter().filter(|buffer| buffer.label.ends_with("_cache"));
+    let kv: u64 = caches.map(|buffer| buffer.bytes).sum();
+    let (weights, buffers) = (plan.weight_bytes(), plan.buffer_bytes());
+    json!({
+        "ctx": plan.ctx,
+        "kv": plan.kv.name(),
+        "weight_bytes": weights,
+        "kv_bytes": kv,
+        "scratch_bytes": buffers - kv,
+        "total_bytes": weights + buffers,
+    })
+}
+
+/// A number as it was written: 0.7, not the f64 nearest to the f32 nearest to it.
+fn short(value: f32) -> Option<f64> {
+    value.to_string().parse().ok()
+}
+
+fn elements(info: &TensorInfo) -> u64 {
+    info.shape.iter().product()
+}
+
+fn tensor(info: &TensorInfo) -> Value {
+    json!({
+        "name": info.name,
+        "dtype": info.dtype.name(),
+        "shape": info.shape,
+        "offset": info.offset,
+        "nbytes": info.nbytes,
+        "hash": format!("{:016x}", info.hash),
+        "shard": info.shard,
+    })
+}
+
+/// The list in a masks section: a count, the length of its description, the description. What cannot be read is said.
+fn masks(container: &Container) -> Value {
+    let Some(section) = container.masks_section() else {
+        return json!([]);
+    };
+    let length = section
+        .get(4..8)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u32::from_le_bytes);
+    let meta = length.and_then(|length| section.get(8..)?.get(..length as usize));
+    match meta.map(|meta| strict_json::parse_object(meta, "masks section")) {
+        Some(Ok(meta)) => meta.get("masks").cloned().unwrap_or_else(|| json!([])),
+        Some(Err(err)) => json!([{"error": err.to_string()}]),
+        None => json!([{"error": "Bounds: the masks section is shorter than its description"}]),
+    }
+}
+
+/// The same for people.
+fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
+    let value = |key: &str| object.get(key).unwrap_or(&Value::Null);
+    let text = |value: &Value| match value {
+        Value::String(text) => escape(text.clone()),
+        other => escape(other.to_string()),
+    };
+    let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
+    let names = |key: &str, name: &str| {
+        let list = value(key).as_array().map(Vec::as_slice).unwrap_or_default();
+        let names: Vec<_> = list.iter().map(|item| text(item.get(name).unwrap_or(item))).collect();
+        names.join(", ")
+    };
+    let arch = value("arch");
+    out.line(format!(
+        "format       {}, {}",
+        text(value("format")),
+        bytes(value("bytes"))
+    ))?;
+    out.line(format!(
+        "network      {}: {} layers, hidden {}, {} heads, {} kv heads, vocabulary {}",
+        text(&arch["arch_name"]),
+        text(&arch["num_layers"]),
+        text(&arch["hidden_size"]),
+        text(&arch["num_attention_heads"]),
+        text(&arch["num_kv_heads"]),
+        text(&arch["vocab_size"]),
+    ))?;
+    out.line(format!("parameters   {}", text(value("params"))))?;
+    match value("reason") {
+        Value::Null => out.line("runs         yes")?,
+        reason => out.line(format!("runs         no: {}", text(reason)))?,
+    }
+    for (dtype, total) in value("bytes_by_dtype").as_object().into_iter().flatten() {
+        out.line(format!("{dtype:<12} {}", bytes(total)))?;
+    }
+    let (tokenizer, template) = (value("tokenizer"), value("template"));
+    match tokenizer {
+        Value::Null => out.line("tokenizer    none")?,
+        some => out.line(format!("tokenizer    {}", bytes(&some["bytes"])))?,
+    }
+    out.line(format!(
+        "template     {} {}",
+        text(&template["source"]),
+        text(&template["hash"])
+    ))?;
+    out.line(format!("eos          {}", text(value("eos_token_ids"))))?;
+    out.line(format!("sampling     {}", text(value("sampling"))))?;
+    for (title, key, name) in [
+        ("masks", "masks", "name"),
+        ("skills", "skills", "id"),
+        ("shards", "shards", ""),
+        ("unused", "unused", ""),
+    ] {
+        let names = names(key, name);
+        if !names.is_empty() {
+            out.line(format!("{title:<12} {names}"))?;
+        }
+    }
+    for key in ["index", "mtp", "moe"] {
+        if !value(key).is_null() {
+            out.line(format!("{key:<12} {}", text(value(key))))?;
+        }
+    }
+    let memory = value("memory");
+    if !memory.is_null() {
+        out.line(format!(
+            "memory       {} = {} weights + {} {} cache for {} positions + {} scratch",
+            bytes(&memory["total_bytes"]),
+            bytes(&memory["weight_bytes"]),
+            bytes(&memory["kv_bytes"]),
+            text(&memory["kv"]),
+            text(&memory["ctx"]),
+            bytes(&memory["scratch_bytes"]),
+        ))?;
+    }
+    for tensor in value("tensors").as_array().into_iter().flatten() {
+        out.line(format!(
+            "{} {} {} offset {} bytes {} hash {}",
+            text(&tensor["name"]),
+            text(&tensor["dtype"]),
+            text(&tensor["shape"]),
+            text(&tensor["offset"]),
+            text(&tensor["nbytes"]),
+            text(&tensor["hash"]),
+        ))?;
+    }
+    Ok(())
+}

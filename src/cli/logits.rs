@@ -1,0 +1,99 @@
+//! `logits`: what the model says at every position of a given text, as a safetensors file.
+
+use super::args::{self, DeviceArgs, ModelArgs, Tokens, token_list};
+use super::{Context, Outcome, Result, usage};
+use clap::builder::FalseyValueParser;
+use cmf_gpu::{Error, Kind};
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Flags of `logits`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// The tokens, separated by commas
+    #[arg(long, env = "CMF_GPU_TOKENS", value_parser = token_list, hide_env = true)]
+    tokens: Tokens,
+    /// The safetensors file to write: f32 logits [n, vocab]
+    #[arg(short, long, env = "CMF_GPU_OUT", hide_env = true)]
+    out: PathBuf,
+    /// Writes also hidden.{layer} [n, hidden]: the residual stream after each layer
+    #[arg(long, env = "CMF_GPU_HIDDEN", value_parser = FalseyValueParser::new(), hide_env = true)]
+    hidden: bool,
+    /// The first N tokens in one prefill, the others one by one through the decode program [default: all in one prefill]
+    #[arg(long, env = "CMF_GPU_STEP_FROM", value_name = "N", hide_env = true)]
+    step_from: Option<usize>,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Result {
+    let Tokens(tokens) = args.tokens;
+    let path = args.model.path(context)?;
+    let prefill = args.step_from.unwrap_or(tokens.len());
+    if prefill > tokens.len() {
+        return Err(usage(format!(
+            "--step-from {prefill}: there are only {} tokens",
+            tokens.len()
+        )));
+    }
+    let mut options = args.device.options();
+    options.all_logits = true;
+    let mut engine = args::load(&path, &options, context)?;
+    let cancel = context.interrupt.cancel().clone();
+    let layers = engine.model().layers.len();
+    let mut logits: Vec<f32> = Vec::new();
+    let mut hidden: Vec<Vec<f32>> = vec![Vec::new(); if args.hidden { layers } else { 0 }];
+    let mut bar = context.out.progress("logits", false);
+    engine
+        .session()
+        .logits(&tokens, prefill, args.hidden, &mut |position, values, residual| {
+            if cancel.is_cancelled() {
+                return Err(usage("cancelled"));
+            }
+            bar.set(position as u64 + 1, tokens.len() as u64);
+            logits.extend_from_slice(values);
+            for (all, values) in hidden.iter_mut().zip(residual) {
+                all.extend_from_slice(values);
+            }
+            Ok(())
+        })?;
+    drop(bar);
+    let n = tokens.len();
+    let (vocab, width) = (logits.len() / n, engine.model().hidden);
+    let mut tensors = vec![("logits".to_string(), view(vec![n, vocab], &logits)?)];
+    for (layer, values) in hidden.iter().enumerate() {
+        tensors.push((format!("hidden.{layer}"), view(vec![n, width], values)?));
+    }
+    write(tensors, &args.out)?;
+    match context.out.json {
+        true => context.out.json(&json!({"n": n, "vocab": vocab}))?,
+        false => context
+            .out
+            .line(format!("{}: {n} positions, vocabulary {vocab}", args.out.display()))?,
+    }
+    Ok(Outcome::Done)
+}
+
+fn view(shape: Vec<usize>, values: &[f32]) -> Result<TensorView<'_>> {
+    TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(values))
+        .map_err(|err| Error::new(Kind::Parse, format!("logits: {err}")))
+}
+
+/// Writes under another name in the same directory and renames.
+fn write(tensors: Vec<(String, TensorView)>, out: &Path) -> Result<()> {
+    let dir = match out.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    let temporary = tempfile::NamedTempFile::new_in(dir)
+        // Without the temporary name, which says nothing.
+        .map_err(|err| Error::io(dir, &err.kind().into()))?;
+    serialize_to_file(tensors, None, temporary.path())
+        .map_err(|err| Error::new(Kind::Io, format!("{}: {err}", out.display())))?;
+    temporary.as_file().sync_all().map_err(|err| Error::io(out, &err))?;
+    temporary.persist(out).map_err(|err| Error::io(out, &err.error))?;
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! `ppl`: perplexity of a text over sliding windows.
+//!
+//! The text is tokenised once, with what the tokenizer adds at its start. Windows of `--ctx` tokens begin every `--stride`
+//! tokens; each window is run on its own, and of its tokens those count that no window before has counted, each given all
+//! tokens of the window before it. The very first token is given nothing and never counts. Perplexity is the exponential
+//! of the mean negative log-likelihood: what Hugging Face's documentation calls strided perplexity.
+
+use super::args::{self, DeviceArgs, ModelArgs, read_text};
+use super::{Context, Outcome, Result, usage};
+use cmf_gpu::{Error, Kind};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Tokens of a window when nothing is said.
+const DEFAULT_WINDOW: u32 = 512;
+
+/// Flags of `ppl`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Window and device; --ctx is the window [default here: 512]
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// The text; - = stdin
+    #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
+    file: PathBuf,
+    /// Tokens from one window's start to the next [default: half a window]
+    #[arg(long, env = "CMF_GPU_STRIDE", hide_env = true)]
+    stride: Option<usize>,
+}
+
+/// One run of the model.
+#[derive(Debug, PartialEq, Eq)]
+struct Window {
+    /// First token.
+    start: usize,
+    /// One past the last.
+    end: usize,
+    /// First token that counts.
+    counted_from: usize,
+}
+
+fn windows(tokens: usize, window: usize, stride: usize) -> Vec<Window> {
+    let mut all: Vec<Window> = Vec::new();
+    for start in (0..tokens).step_by(stride) {
+        let end = tokens.min(start + window);
+        let counted_from = all.last().map_or(1, |before| before.end);
+        all.push(Window {
+            start,
+            end,
+            counted_from,
+        });
+        if end == tokens {
+            break;
+        }
+    }
+    all
+}
+
+/// Negative log-likelihood of a token, in nats.
+fn nll(logits: &[f32], token: u32) -> Option<f64> {
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - best).exp()).sum();
+    let logit = logits.get(token as usize)?;
+    let nll = sum.ln() - f64::from(logit - best);
+    nll.is_finite().then_some(nll)
+}
+
+pub fn run(args: Args, context: &mut Context) -> Result {
+    let path = args.model.path(context)?;
+    let text = read_text(&args.file)?;
+    let mut options = args.device.options();
+    options.all_logits = true;
+    options.ctx = options.ctx.or(Some(DEFAULT_WINDOW));
+    let mut engine = args::load(&path, &options, context)?;
+    let window = engine.placement().ctx as usize;
+    if window < 2 {
+        return Err(usage("--ctx: a window of at least 2 tokens is wanted"));
+    }
+    let stride = args.stride.unwrap_or((window / 2).max(1));
+    if stride == 0 || stride > window {
+        return Err(usage(format!("--stride {stride}: wanted 1 to the window, {window}")));
+    }
+    let tokens = engine.tokenizer()?.encode(&text, true)?;
+    if tokens.len() < 2 {
+        return Err(usage(format!(
+            "{}: a text of at least 2 tokens is wanted",
+            args.file.display()
+        )));
+    }
+    let cancel = context.interrupt.cancel().clone();
+    let mut bar = context.out.progress("perplexity", false);
+    let (mut sum, mut count) = (0.0, 0u64);
+    for Window {
+        start,
+        end,
+        counted_from,
+    } in windows(tokens.len(), window, stride)
+    {
+        let run = &tokens[start..end];
+        engine.session().logits(run, run.len(), false, &mut |at, logits, _| {
+            if cancel.is_cancelled() {
+                return Err(usage("cancelled"));
+            }
+            let next = start + at + 1;
+            if next >= counted_from && next < end {
+                let Some(nll) = nll(logits, tokens[next]) else {
+                    return Err(Error::new(
+                        Kind::NonFinite,
+                        format!("no finite probability of token {next}"),
+                    ));
+                };
+                sum += nll;
+                count += 1;
+            }
+            Ok(())
+        })?;
+        bar.set(end as u64, tokens.len() as u64);
+        context.out.detail(format!(
+            "{end} of {} tokens: {:.4}",
+            tokens.len(),
+            (sum / count as f64).exp()
+        ));
+    }
+    drop(bar);
+    let nll = sum / count as f64;
+    match context.out.json {
+        true => context.out.json(&json!({
+            "ppl": nll.exp(), "nll": nll, "tokens": count, "ctx": window, "stride": stride,
+        }))?,
+        false => context
+            .out
+            .line(format!("ppl {:.4} (nll {nll:.6}, {count} tokens)", nll.exp()))?,
+    }
+    Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_token_but_the_first_counts_once() {
+        for (tokens, window, stride) in [(2, 8, 8), (8, 8, 4), (9, 8, 4), (100, 8, 3), (100, 16, 16), (17, 8, 1)] {
+            let mut counts = vec![0; tokens];
+            for window in windows(tokens, window, stride) {
+                let first = window.counted_from.max(window.start + 1);
+                counts[first..window.end].iter_mut().for_each(|count| *count += 1);
+            }
+            // With strides as long as the window, each window's first token is given nothing.
+            let uncounted: Vec<_> = (0..tokens).filter(|&token| counts[token] == 0).collect();
+            assert!(counts.iter().all(|&count| count < 2));
+            assert_eq!(uncounted[0], 0);
+            assert!(
+                stride == window || uncounted == [0],
+                "{tokens} {window} {stride}: {uncounted:?}"
+            );
+        }
+        assert_eq!(
+            windows(10, 8, 4),
+            [
+                Window {
+                    start: 0,
+                    end: 8,
+                    counted_from: 1
+                },
+                Window {
+                    start: 4,
+                    end: 10,
+                    counted_from: 8
+                }
+            ]
+        );
+    }
+
+    #[test]
+    fn the_likelihood_of_equal_logits_is_that_of_a_die() {
+        assert!((nll(&[2.0; 6], 3).unwrap() - 6f64.ln()).abs() < 1e-12);
+        assert_eq!(nll(&[f32::NAN, 1.0], 1), None);
+        assert_eq!(nll(&[1.0], 7), None);
+    }
+}

@@ -1,0 +1,353 @@
+//! `run`: one prompt, one answer, streamed.
+
+use super::args::{self, DeviceArgs, ModelArgs, Tokens, device_json, read_text, token_list};
+use super::output::Output;
+use super::{Context, Outcome, Result, usage};
+use clap::builder::FalseyValueParser;
+use cmf_gpu::Error;
+use cmf_gpu::container::Container;
+use cmf_gpu::engine::{Answer, Engine};
+use cmf_gpu::options::AnswerOptions;
+use cmf_gpu::program::Counters;
+use cmf_gpu::sampling::Sampling;
+use cmf_gpu::session::Finish;
+use serde_json::{Map, Value, json};
+use std::hash::{BuildHasher, Hasher};
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+/// Flags of `run`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// The prompt
+    #[arg(
+        short,
+        long,
+        env = "CMF_GPU_PROMPT",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        hide_env = true
+    )]
+    prompt: Option<String>,
+    /// A file with the prompt; - = stdin. One line end at its end is not part of the prompt
+    #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
+    file: Option<PathBuf>,
+    /// The prompt as token ids, as they are: no template, nothing added
+    #[arg(long, env = "CMF_GPU_PROMPT_TOKENS", value_name = "IDS", value_parser = token_list, hide_env = true)]
+    prompt_tokens: Option<Tokens>,
+    /// Continues the text as it is, without the chat template
+    #[arg(long, env = "CMF_GPU_RAW", value_parser = FalseyValueParser::new(), hide_env = true)]
+    raw: bool,
+    /// A system message in front of the prompt
+    #[arg(
+        short,
+        long,
+        env = "CMF_GPU_SYSTEM",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        hide_env = true
+    )]
+    system: Option<String>,
+    /// Tells the template that the model shall not think first
+    #[arg(long, env = "CMF_GPU_NO_THINK", value_parser = FalseyValueParser::new(), hide_env = true)]
+    no_think: bool,
+    /// Most tokens of the answer
+    #[arg(
+        short = 'n',
+        long,
+        env = "CMF_GPU_MAX_TOKENS",
+        default_value_t = 512,
+        hide_env = true
+    )]
+    max_tokens: usize,
+    /// A text that ends the answer and is not part of it; may be repeated
+    #[arg(
+        long,
+        env = "CMF_GPU_STOP",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        hide_env = true
+    )]
+    stop: Vec<String>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// How tokens are chosen. What is not given is the model's own.
+#[derive(clap::Args)]
+struct SamplingArgs {
+    /// Temperature, 0 = greedy
+    #[arg(
+        long,
+        visible_alias = "temperature",
+        env = "CMF_GPU_TEMP",
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
+    temp: Option<f32>,
+    /// Only so many of the most probable tokens, 0 = all
+    #[arg(long, env = "CMF_GPU_TOP_K", hide_env = true)]
+    top_k: Option<u32>,
+    /// Only the most probable tokens with this probability together
+    #[arg(long, env = "CMF_GPU_TOP_P", allow_negative_numbers = true, hide_env = true)]
+    top_p: Option<f32>,
+    /// Only tokens this probable relative to the best
+    #[arg(long, env = "CMF_GPU_MIN_P", allow_negative_numbers = true, hide_env = true)]
+    min_p: Option<f32>,
+    /// Key of the random draws [default: another one every time]
+    #[arg(long, env = "CMF_GPU_SEED", hide_env = true)]
+    seed: Option<u64>,
+    /// Always the most probable token
+    #[arg(long, env = "CMF_GPU_GREEDY", value_parser = FalseyValueParser::new(), hide_env = true)]
+    greedy: bool,
+    /// Only 1: penalties are not implemented yet
+    #[arg(long, visible_alias = "rep-penalty", env = "CMF_GPU_REPEAT_PENALTY", default_value_t = 1.0,
+          value_parser = neutral::<1>, hide_env = true)]
+    repeat_penalty: f32,
+    /// Only 0: penalties are not implemented yet
+    #[arg(long, env = "CMF_GPU_PRESENCE_PENALTY", default_value_t = 0.0, value_parser = neutral::<0>, hide_env = true)]
+    presence_penalty: f32,
+    /// Only 0: penalties are not implemented yet
+    #[arg(long, env = "CMF_GPU_FREQUENCY_PENALTY", default_value_t = 0.0, value_parser = neutral::<0>, hide_env = true)]
+    frequency_penalty: f32,
+    /// Drafting of tokens: auto or off, which are the same until it is implemented
+    #[arg(long, env = "CMF_GPU_SPEC", default_value = "auto", value_parser = spec, hide_env = true)]
+    spec: String,
+}
+
+fn neutral<const VALUE: u8>(text: &str) -> std::result::Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value == f32::from(VALUE) => Ok(value),
+        Ok(_) => Err(format!("penalties are not implemented yet; wanted {VALUE}")),
+        Err(err) => Err(err.to_string()),
+    }
+}
+
+fn spec(text: &str) -> std::result::Result<String, String> {
+    match text {
+        "auto" | "off" => Ok(text.into()),
+        _ => Err("drafting is not implemented yet; wanted auto or off".into()),
+    }
+}
+
+impl SamplingArgs {
+    /// The settings: flags, then the model's own, then this program's.
+    fn settings(&self, context: &Context, defaults: &Sampling) -> Result<Sampling> {
+        let chosen = args::chosen(&context.matches, &["greedy", "temp"])?;
+        let greedy = self.greedy && chosen != Some("temp");
+        let sampling = Sampling {
+            temperature: match (greedy, self.temp) {
+                (true, _) => 0.0,
+                (false, Some(temp)) => temp,
+                (false, None) => defaults.temperature,
+            },
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            seed: self.seed.unwrap_or_else(random),
+        };
+        sampling.validate()?;
+        Ok(sampling)
+    }
+}
+
+/// A number from the system's source of randomness, which also keys hash tables.
+fn random() -> u64 {
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+pub fn run(args: Args, context: &mut Context) -> Result {
+    let path = args.model.path(context)?;
+    // Before anyone types a prompt.
+    Container::open(&path)?;
+    let Some(prompt) = prompt(&args, context)? else {
+        if context.out.json {
+            return Err(usage("stdin holds no prompt"));
+        }
+        context.out.note("note: no prompt, no answer");
+        return Ok(Outcome::Done);
+    };
+    let untemplated = args.raw || matches!(prompt, Prompt::Tokens(_));
+    if untemplated && (args.system.is_some() || args.no_think) {
+        return Err(usage(
+            "--system and --no-think need the chat template, which --raw and --prompt-tokens leave out",
+        ));
+    }
+    // Wrong settings are found before the model is loaded.
+    args.sampling.settings(context, &Sampling::default())?;
+    let mut engine = args::load(&path, &args.device.options(), context)?;
+    let sampling = args.sampling.settings(context, engine.sampling_defaults())?;
+    if sampling.temperature > 0.0 {
+        context.out.detail(format!("seed {}", sampling.seed));
+    }
+    let mut options = AnswerOptions {
+        sampling: Some(sampling.clone()),
+        max_tokens: Some(args.max_tokens),
+        stop: args.stop.clone(),
+        template_kwargs: Map::new(),
+    };
+    if args.no_think {
+        let template = &engine.container().header().tokenizer_config.chat_template;
+        if !template
+            .as_ref()
+            .is_some_and(|source| source.contains("enable_thinking"))
+        {
+            context
+                .out
+                .note("note: the model's template knows no thinking; --no-think changes nothing");
+        }
+        options.template_kwargs.insert("enable_thinking".into(), false.into());
+    }
+
+    let cancel = context.interrupt.graceful();
+    let mut unwritten: Option<Error> = None;
+    let mut written = String::new();
+    let out = &mut context.out;
+    let mut on_text = |text: &str| {
+        if out.json {
+            return ControlFlow::Continue(());
+        }
+        written.push_str(text);
+        match out.text(text).and_then(|()| out.flush()) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(err) => {
+                unwritten = Some(err);
+                ControlFlow::Break(())
+            }
+        }
+    };
+    let answer = match prompt {
+        Prompt::Tokens(tokens) => engine.continue_tokens(&tokens, &options, &cancel, &mut on_text),
+        Prompt::Text(text) if args.raw => engine.complete(&text, &options, &cancel, &mut on_text),
+        Prompt::Text(text) => {
+            let system = args
+                .system
+                .iter()
+                .map(|text| json!({"role": "system", "content": text}));
+            let messages: Vec<Value> = system.chain([json!({"role": "user", "content": text})]).collect();
+            engine.chat(&messages, &options, &cancel, &mut on_text)
+        }
+    };
+    if let Some(err) = unwritten {
+        return Err(err);
+    }
+    if !written.is_empty() && !written.ends_with('\n') {
+        out.text("\n")?;
+        out.flush()?;
+    }
+    let answer = answer?;
+    report(&engine, &answer, &sampling, out)?;
+    Ok(match answer.finish {
+        Finish::Interrupted => Outcome::Interrupted,
+        _ => Outcome::Done,
+    })
+}
+
+/// The prompt; none when stdin ends without one.
+fn prompt(args: &Args, context: &Context) -> Result<Option<Prompt>> {
+    let without_line_end = |text: String| {
+        let text = text.strip_suffix('\n').unwrap_or(&text);
+        text.strip_suffix('\r').unwrap_or(text).to_string()
+    };
+    let file = match (
+        args::chosen(&context.matches, &["prompt", "file", "prompt_tokens"])?,
+        &args.prompt,
+        &args.file,
+        &args.prompt_tokens,
+    ) {
+        (Some("prompt"), Some(text), _, _) => return Ok(Some(Prompt::Text(text.clone()))),
+        (Some("prompt_tokens"), _, _, Some(Tokens(tokens))) => return Ok(Some(Prompt::Tokens(tokens.clone()))),
+        (Some("file"), _, Some(file), _) => file.as_path(),
+        _ => Path::new("-"),
+    };
+    let from_stdin = file == Path::new("-");
+    if from_stdin && std::io::stdin().is_terminal() {
+        context.out.note("The prompt, ended by Ctrl-D:");
+    }
+    let text = read_text(file)?;
+    if from_stdin && text.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Prompt::Text(without_line_end(text))))
+}
+
+fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Output) -> Result<()> {
+    let rate = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+    let fresh = answer.prompt_tokens - answer.cached_tokens;
+    let prefill_rate = rate(fresh, answer.prefill_s);
+    let decode_rate = rate(answer.tokens.len().saturating_sub(1), answer.decode_s);
+    out.note(format!(
+        "[prompt {} tok {prefill_rate:.1} tok/s | gen {} tok {decode_rate:.1} tok/s | ttft {:.2} s | finish: {}]",
+        answer.prompt_tokens,
+        answer.tokens.len(),
+        answer.prefill_s,
+        answer.finish.name(),
+    ));
+    if !out.json {
+        return Ok(());
+    }
+    let totals = engine.counters();
+    out.json(&json!({
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "finish": answer.finish.name(),
+        "prefill_s": answer.prefill_s,
+        "decode_s": answer.decode_s,
+        "load_s": engine.load_s(),
+        "prefill_tok_s": prefill_rate,
+        "decode_tok_s": decode_rate,
+        "ctx": engine.placement().ctx,
+        "seed": sampling.seed,
+        "device": device_json(engine),
+        "counters": counters_json(&answer.decode_counters, answer.decode_runs, &totals),
+        "speculation": {"mode": "off", "drafted": 0, "accepted": 0, "rounds": 0},
+    }))
+}
+
+/// What a steady token costs, and totals. Costs of no run are null.
+pub fn counters_json(decode: &Counters, runs: u64, totals: &Counters) -> Value {
+    let each = |total: u64| match runs {
+        0 => Value::Null,
+        _ if total.is_multiple_of(runs) => (total / runs).into(),
+        _ => (total as f64 / runs as f64).into(),
+    };
+    json!({
+        "submits": each(decode.submits),
+        "passes": each(decode.passes),
+        "dispatches": each(decode.dispatches),
+        "readback_bytes": each(decode.readback_bytes),
+        "weight_bytes": each(decode.weight_bytes),
+        "bind_groups_created": each(decode.bind_groups_created),
+        "buffers_created": each(decode.buffers_created),
+        "write_buffer_calls": each(decode.write_buffer_calls),
+        "pipelines_compiled": totals.pipelines_compiled,
+        "pipeline_ms": totals.pipeline_us as f64 / 1000.0,
+        "upload_bytes": totals.upload_bytes,
+        "peak_host_bytes": peak_host_bytes(),
+        "gpu_bytes": totals.gpu_bytes,
+    })
+}
+
+/// The most memory this process ever had, where the system says so.
+fn peak_host_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
+}

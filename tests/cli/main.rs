@@ -1,0 +1,6 @@
+//! The program from outside: fields, exit codes, error lines, streams. Needs an adapter, a software one is enough.
+
+mod build;
+mod commands;
+mod errors;
+mod streams;

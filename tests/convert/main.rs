@@ -1,0 +1,9 @@
+//! The importers and the converter, from source files to opened containers.
+
+mod build;
+mod gguf;
+mod huggingface;
+mod malformed;
+mod refusals;
+mod requant;
+mod tokenizer;

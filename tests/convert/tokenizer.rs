@@ -1,0 +1,313 @@
+//! Tokenizers rebuilt from GGUF keys give the ids of the tokenizers they were made from.
+
+use crate::build::{Gguf, Meta, converted, fixture, gguf_of, json, run};
+use cmf_gpu::container::Container;
+use cmf_gpu::dtype::Dtype;
+use cmf_gpu::{Kind, Result};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokenizers::Tokenizer;
+
+const TEXTS: [&str; 17] = [
+    "",
+    " ",
+    "Hello world",
+    "  two  blanks\n\n\tand a tab ",
+    "I'M you're 3.14, 12345 and 2024-01-02",
+    "naïve café 日本語 привет",
+    "🙂🙃 e\u{301} ½ ²",
+    "def f(x):\n    return x ** 2  # why?\r\n",
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "<s>inside</s> the text<unk>",
+    "<|begin_of_text|><|eot_id|>",
+    "a<|endoftext|>b",
+    "...!!!???",
+    "Don't DON'T don'T",
+    "\u{a0}\u{2003}x",
+    "<0x41> <0x0A>",
+    "<think>so</think><tool_call>",
+];
+
+/// Adds the keys that other converters write for `tokenizer.json` of a golden model.
+fn add_tokenizer(file: &mut Gguf, model: &str, pre: &str) {
+    let tokenizer = json(&fixture(model).join("tokenizer.json"));
+    let added = tokenizer["added_tokens"].as_array().unwrap();
+    let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
+    let size = json(&fixture(model).join("config.json"))["vocab_size"]
+        .as_u64()
+        .unwrap() as usize;
+    let mut tokens: Vec<String> = (0..size).map(|id| format!("[PAD{id}]")).collect();
+    let mut kinds = vec![5; size];
+    for (text, id) in vocab {
+        let id = id.as_u64().unwrap() as usize;
+        tokens[id] = text.clone();
+        kinds[id] = if pre.is_empty() && text.len() == 6 && text.starts_with("<0x") {
+            6
+        } else {
+            1
+        };
+    }
+    for token in added {
+        let id = token["id"].as_u64().unwrap() as usize;
+        let text = token["content"].as_str().unwrap();
+        tokens[id] = text.to_owned();
+        kinds[id] = match token["special"].as_bool().unwrap() {
+            true if text == "<unk>" => 2,
+            true => 3,
+            false => 4,
+        };
+    }
+    let merges: Vec<String> = tokenizer["model"]["merges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pair| format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()))
+        .collect();
+    if pre.is_empty() {
+        // Scores by the rank of the merge that makes a token, as such vocabularies have them.
+        let rank = |text: &String| merges.iter().position(|merge| merge.replacen(' ', "", 1) == *text);
+        let scores = tokens
+            .iter()
+            .map(|text| rank(text).map_or(-1e6, |rank| -(rank as f32)))
+            .collect();
+        file.set("tokenizer.ggml.model", Meta::Str("llama".into()));
+        file.set("tokenizer.ggml.scores", Meta::F32s(scores));
+    } else {
+        file.set("tokenizer.ggml.model", Meta::Str("gpt2".into()));
+        file.set("tokenizer.ggml.pre", Meta::Str(pre.into()));
+        file.set("tokenizer.ggml.merges", Meta::Strs(merges));
+    }
+    file.set("tokenizer.ggml.tokens", Meta::Strs(tokens));
+    file.set("tokenizer.ggml.token_type", Meta::I32s(kinds));
+    let config = json(&fixture(model).join("tokenizer_config.json"));
+    for (key, name) in [
+        ("bos_token_id", "bos_token"),
+        ("eos_token_id", "eos_token"),
+        ("padding_token_id", "pad_token"),
+    ] {
+        let id = added
+            .iter()
+            .find(|token| Some(&token["content"]) == config.get(name))
+            .map(|token| token["id"].as_u64());
+        if let Some(id) = id.flatten() {
+            file.set(format!("tokenizer.ggml.{key}"), Meta::U32(id as u32));
+        }
+    }
+    file.set(
+        "tokenizer.chat_template",
+        Meta::Str(config["chat_template"].as_str().unwrap().to_owned()),
+    );
+}
+
+fn with_tokenizer(model: &str, pre: &str) -> Gguf {
+    let mut file = gguf_of(model);
+    add_tokenizer(&mut file, model, pre);
+    file
+}
+
+fn opened(file: &Gguf) -> (TempDir, Container) {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    let (out, _, container) = converted(&path, Dtype::F16);
+    (out, container)
+}
+
+fn refused(file: &Gguf) -> Result<()> {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    run(&path, &dir.path().join("o.cmf"), Dtype::F16).map(|_| ())
+}
+
+#[test]
+fn ids_and_texts_equal_those_of_the_original() {
+    for (model, pre) in [("qwen2", "qwen2"), ("llama3_rope", "llama-bpe"), ("llama_tied", "")] {
+        let (_dir, container) = opened(&with_tokenizer(model, pre));
+        let rebuilt = Tokenizer::from_bytes(container.tokenizer_json().unwrap()).unwrap();
+        let original = Tokenizer::from_file(fixture(model).join("tokenizer.json")).unwrap();
+        for text in TEXTS {
+            for special in [false, true] {
+                let (found, wanted) = (
+                    rebuilt.encode(text, special).unwrap(),
+                    original.encode(text, special).unwrap(),
+                );
+                assert_eq!(found.get_ids(), wanted.get_ids(), "{model}: {text:?}");
+                for skip in [false, true] {
+                    let decode = |tokenizer: &Tokenizer| tokenizer.decode(wanted.get_ids(), skip).unwrap();
+                    assert_eq!(decode(&rebuilt), decode(&original), "{model}: {text:?}");
+                }
+            }
+        }
+        for id in 0..original.get_vocab_size(true) as u32 {
+            assert_eq!(rebuilt.id_to_token(id), original.id_to_token(id), "{model}: {id}");
+        }
+    }
+}
+
+#[test]
+fn special_ids_and_template_are_those_of_the_file() {
+    let (_dir, container) = opened(&with_tokenizer("qwen2", "qwen2"));
+    let tokens = &container.header().tokenizer_config;
+    // <|im_end|> by its key, <|endoftext|> by its text.
+    assert_eq!(tokens.eos_token_ids, [507, 505]);
+    assert_eq!((tokens.bos_token_id, tokens.pad_token_id), (None, Some(505)));
+    let template = json(&fixture("qwen2").join("tokenizer_config.json"))["chat_template"].clone();
+    assert_eq!(tokens.chat_template.as_deref(), template.as_str());
+    // <|eot_id|> by its key, <|end_of_text|> and <|eom_id|> by their texts.
+    let (_dir, container) = opened(&with_tokenizer("llama3_rope", "llama-bpe"));
+    let tokens = &container.header().tokenizer_config;
+    assert_eq!(
+        (tokens.eos_token_ids.as_slice(), tokens.bos_token_id),
+        ([509, 506, 510].as_slice(), Some(505))
+    );
+}
+
+#[test]
+fn text_is_split_as_the_names_say() {
+    let pieces = |pre: &str, text: &str| -> Vec<String> {
+        use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+        let mut file = with_tokenizer("qwen2", pre);
+        file.set("tokenizer.ggml.add_bos_token", Meta::Bool(false));
+        let (_dir, container) = opened(&file);
+        let tokenizer = Tokenizer::from_bytes(container.tokenizer_json().unwrap()).unwrap();
+        let mut split = PreTokenizedString::from(text);
+        tokenizer.get_pre_tokenizer().unwrap().pre_tokenize(&mut split).unwrap();
+        let splits = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits
+            .into_iter()
+            .map(|(_, (start, end), _)| text[start..end].to_owned())
+            .collect()
+    };
+    assert_eq!(pieces("smollm", "ab 123 it's"), ["ab", " ", "1", "2", "3", " it", "'s"]);
+    assert_eq!(pieces("gpt-2", "ab 123 it's"), ["ab", " 123", " it", "'s"]);
+    assert_eq!(
+        pieces("llama-bpe", "ab 12345 IT'S"),
+        ["ab", " ", "123", "45", " IT", "'S"]
+    );
+    assert_eq!(pieces("qwen2", "ab 123 IT'S"), ["ab", " ", "1", "2", "3", " IT", "'S"]);
+    assert_eq!(pieces("default", "ab, 12345"), ["ab", ",", " ", "123", "45"]);
+}
+
+#[test]
+fn what_cannot_be_rebuilt_is_refused_by_name() {
+    type Edit = fn(&mut Gguf);
+    let cases: [(Edit, &str); 15] = [
+        (|f| f.set("tokenizer.ggml.model", Meta::Str("bert".into())), "'bert'"),
+        (
+            |f| f.set("tokenizer.ggml.pre", Meta::Str("strange-bpe".into())),
+            "'strange-bpe'",
+        ),
+        (
+            |f| f.metadata.retain(|(key, _)| key != "tokenizer.ggml.pre"),
+            "'tokenizer.ggml.pre' is missing",
+        ),
+        (
+            |f| f.metadata.retain(|(key, _)| key != "tokenizer.ggml.merges"),
+            "'tokenizer.ggml.merges' is missing",
+        ),
+        (
+            |f| f.metadata.retain(|(key, _)| key != "tokenizer.ggml.tokens"),
+            "'tokenizer.ggml.tokens' is missing",
+        ),
+        (
+            |f| f.set("tokenizer.ggml.token_type", Meta::I32s(vec![1, 2])),
+            "have 2 kinds",
+        ),
+        (
+            |f| f.set("tokenizer.ggml.token_type", Meta::F32s(vec![1.0])),
+            "wanted an array of integers",
+        ),
+        (
+            |f| f.set("tokenizer.ggml.eos_token_id", Meta::U32(544)),
+            "there are 544 tokens",
+        ),
+        (
+            |f| f.set("tokenizer.ggml.eot_token_id", Meta::U32(1 << 30)),
+            "token id 1073741824",
+        ),
+        (
+            |f| f.set("tokenizer.ggml.add_bos_token", Meta::Bool(true)),
+            "start token",
+        ),
+        (
+            |f| f.set("tokenizer.ggml.merges", Meta::Strs(vec!["ab".into()])),
+            "merge 0, 'ab'",
+        ),
+        (
+            |f| f.set("tokenizer.ggml.merges", Meta::Strs(vec!["zzz yyy".into()])),
+            "does not work",
+        ),
+        (
+            |f| edit_tokens(f, |tokens| tokens[7] = tokens[8].clone()),
+            "occurs twice",
+        ),
+        (|f| edit_tokens(f, |tokens| tokens[7].clear()), "token 7 is empty"),
+        (
+            |f| f.set("tokenizer.ggml.tokens", Meta::Str("a".into())),
+            "wanted an array of strings, found string",
+        ),
+    ];
+    for (edit, wanted) in cases {
+        let mut file = with_tokenizer("qwen2", "qwen2");
+        edit(&mut file);
+        let err = refused(&file).unwrap_err();
+        assert!(
+            matches!(err.kind, Kind::Tokenizer | Kind::Parse) && err.message.contains(wanted),
+            "{wanted}: {err}"
+        );
+    }
+    let mut file = with_tokenizer("llama_tied", "");
+    file.set("tokenizer.ggml.remove_extra_whitespaces", Meta::Bool(true));
+    assert_eq!(refused(&file).unwrap_err().kind, Kind::Tokenizer);
+}
+
+fn edit_tokens(file: &mut Gguf, edit: impl FnOnce(&mut Vec<String>)) {
+    for (key, value) in &mut file.metadata {
+        if let ("tokenizer.ggml.tokens", Meta::Strs(tokens)) = (key.as_str(), value) {
+            return edit(tokens);
+        }
+    }
+    panic!("there are no tokens to edit");
+}
+
+#[test]
+fn unused_tokens_are_no_tokens() {
+    let (_dir, container) = opened(&with_tokenizer("qwen2", "qwen2"));
+    let tokenizer: Value = serde_json::from_slice(container.tokenizer_json().unwrap()).unwrap();
+    let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
+    assert_eq!(vocab.len(), 512);
+    assert!(!vocab.contains_key("[PAD543]"));
+}
+
+/// "abc" is a·bc when bc scores better than ab, and ab·c when it scores worse.
+#[test]
+fn better_scores_merge_first() {
+    let texts = ["<unk>", "a", "b", "c", "ab", "bc", "\u{2581}"];
+    for (scores, wanted) in [
+        ([0.0, -9.0, -9.0, -9.0, -2.0, -1.0, -9.0], [1, 5]),
+        ([0.0, -9.0, -9.0, -9.0, -1.0, -2.0, -9.0], [4, 3]),
+    ] {
+        let mut file = gguf_of("llama_tied");
+        let rest = (texts.len()..512).map(|id| format!("[PAD{id}]"));
+        file.set("tokenizer.ggml.model", Meta::Str("llama".into()));
+        file.set(
+            "tokenizer.ggml.tokens",
+            Meta::Strs(texts.map(str::to_owned).into_iter().chain(rest).collect()),
+        );
+        let pad = |value, values: Vec<_>| -> Vec<_> {
+            values.into_iter().chain(std::iter::repeat(value)).take(512).collect()
+        };
+        file.set(
+            "tokenizer.ggml.token_type",
+            Meta::I32s(pad(5, vec![2, 1, 1, 1, 1, 1, 1])),
+        );
+        let scores = scores.into_iter().chain(std::iter::repeat(0.0)).take(512).collect();
+        file.set("tokenizer.ggml.scores", Meta::F32s(scores));
+        file.set("tokenizer.ggml.add_bos_token", Meta::Bool(false));
+        file.set("tokenizer.ggml.add_space_prefix", Meta::Bool(false));
+        let (_dir, container) = opened(&file);
+        let tokenizer = Tokenizer::from_bytes(container.tokenizer_json().unwrap()).unwrap();
+        assert_eq!(tokenizer.encode("abc", false).unwrap().get_ids(), wanted);
+    }
+}

@@ -1,0 +1,153 @@
+//! A real model from conversion to answer, with what a token may cost. Needs an adapter, and the model from
+//! `scripts/fetch-smollm2`.
+
+use serde_json::Value;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+const QUESTION: &str = "What is the capital of France?";
+
+/// One child at a time: they are timed, and each takes all cores.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    MACHINE.lock().unwrap_or_else(|broken| broken.into_inner())
+}
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_cmf-gpu"))
+}
+
+/// A context of 512 is enough here; the driver's cache of shaders is off, so that every start is a first start.
+fn question(model: &Path) -> Command {
+    let mut command = program();
+    command
+        .arg("run")
+        .arg(model)
+        .args(["--prompt", QUESTION, "--greedy", "-n", "24", "--ctx", "512"]);
+    command.env("MESA_SHADER_CACHE_DISABLE", "true").stdin(Stdio::null());
+    command
+}
+
+fn converted(quant: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/smollm2/smollm2-135m-instruct.gguf");
+    assert!(
+        source.exists(),
+        "{} is missing; run scripts/fetch-smollm2",
+        source.display()
+    );
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("smollm2-{quant}.cmf"));
+    let done = program()
+        .arg("convert")
+        .arg(source)
+        .arg("--out")
+        .arg(&out)
+        .args(["--quant", quant, "-q"])
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    out
+}
+
+fn json(command: &mut Command) -> Value {
+    let done = command.arg("--json").output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    serde_json::from_slice(&done.stdout).unwrap()
+}
+
+/// Asks a model; checks the answer and what the answer cost.
+fn answers(quant: &str) {
+    let _alone = alone();
+    let model = converted(quant);
+    let answer = json(&mut question(&model));
+    println!("{quant}: {answer}");
+    assert!(answer["text"].as_str().unwrap().contains("Paris"), "{}", answer["text"]);
+    assert_eq!(answer["finish"], "stop");
+    let counters = &answer["counters"];
+    let count = |name: &str| {
+        counters[name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{name}: {}", counters[name]))
+    };
+    assert_eq!(count("submits"), 1);
+    assert_eq!(count("passes"), 1);
+    for none in ["bind_groups_created", "buffers_created", "write_buffer_calls"] {
+        assert_eq!(count(none), 0, "{none}");
+    }
+    assert!(count("readback_bytes") <= 64);
+    assert!(count("dispatches") <= 7 * 30 + 6, "{}", count("dispatches"));
+
+    // Every weight is read once for a token, and was sent once.
+    let info = json(program().arg("info").arg(&model));
+    let tensors: u64 = info["bytes_by_dtype"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|bytes| bytes.as_u64().unwrap())
+        .sum();
+    let about = |bytes: u64| (bytes as f64 / tensors as f64 - 1.0).abs() <= 0.02;
+    assert!(about(count("weight_bytes")), "{} of {tensors}", count("weight_bytes"));
+    assert!(about(count("upload_bytes")), "{} of {tensors}", count("upload_bytes"));
+
+    // A software adapter keeps the device's memory in this process; what is left is the program's and the driver's own.
+    if cfg!(target_os = "linux") {
+        let software = answer["device"]["kind"] == "software";
+        let device = if software { count("gpu_bytes") } else { 0 };
+        let host = count("peak_host_bytes") - device;
+        assert!(host <= 200 << 20, "{} MiB of host memory", host >> 20);
+    }
+    std::fs::remove_file(model).unwrap();
+}
+
+#[test]
+fn f16_answers() {
+    answers("f16");
+}
+
+#[test]
+fn q8_answers() {
+    answers("q8");
+}
+
+#[test]
+fn q8_2f_answers() {
+    answers("q8_2f");
+}
+
+#[test]
+fn q4_answers() {
+    answers("q4");
+}
+
+#[test]
+fn q4t_answers() {
+    answers("q4t");
+}
+
+#[test]
+fn q4tp_answers() {
+    answers("q4tp");
+}
+
+#[test]
+fn the_first_text_comes_within_five_seconds() {
+    let _alone = alone();
+    let model = converted("q8");
+    let start = Instant::now();
+    let mut child = question(&model)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut first = [0];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let waited = start.elapsed();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    println!("first text after {waited:?}");
+    assert!(waited <= Duration::from_secs(5), "{waited:?}");
+    std::fs::remove_file(model).unwrap();
+}
