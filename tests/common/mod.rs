@@ -6,6 +6,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::{Device, DeviceOptions, adapters};
 use cmf_gpu::model::bind;
 use cmf_gpu::program::{Plan, PlanOptions, plan};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
@@ -38,7 +39,10 @@ pub fn golden_dir(name: &str) -> PathBuf {
 pub fn golden(name: &str, quant: Dtype) -> (Arc<Container>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.cmf");
-    convert(&golden_dir(name), &file, &Options { quant }, &mut |_| {}).unwrap();
+    convert(&golden_dir(name), &file, &Options { quant }, &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
     (Arc::new(Container::open(&file).unwrap()), dir)
 }
 
