@@ -115,11 +115,11 @@ impl Case {
 }
 
 /// What differs between the device and the reference, or that nothing does but by the error given.
-pub type Verdict = Result<f64, Difference>;
+type Verdict = Result<f64, Difference>;
 
 /// Why a comparison fails.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Difference {
+enum Difference {
     /// The relative error and the largest that passes.
     TooFar(f64, f64),
     /// A device's value is not a finite number.
