@@ -22,7 +22,6 @@ mod verify;
 use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
-use cmf_gpu::gpu::wgpu;
 use cmf_gpu::{Error, Kind};
 use interrupt::Interrupt;
 use output::Output;
@@ -272,17 +271,7 @@ fn without_device_selection() {
 
 /// The version and the graphics interfaces that were compiled in.
 fn version() -> &'static str {
-    let backends = wgpu::Instance::enabled_backend_features();
-    let named = [
-        (wgpu::Backends::VULKAN, "vulkan"),
-        (wgpu::Backends::METAL, "metal"),
-        (wgpu::Backends::DX12, "dx12"),
-    ];
-    let names: Vec<_> = named
-        .iter()
-        .filter(|(backend, _)| backends.contains(*backend))
-        .map(|(_, name)| *name)
-        .collect();
+    let names = cmf_gpu::gpu::compiled_backends();
     // The parser wants text that outlives it; this is made once.
     Box::leak(format!("{} (backends: {})", env!("CARGO_PKG_VERSION"), names.join(", ")).into_boxed_str())
 }

@@ -73,6 +73,18 @@ pub fn adapters() -> Vec<Adapter> {
     all
 }
 
+/// The graphics interfaces that were compiled in, in lower case.
+pub fn compiled_backends() -> Vec<&'static str> {
+    let backends = wgpu::Instance::enabled_backend_features();
+    let named = [
+        (wgpu::Backends::VULKAN, "vulkan"),
+        (wgpu::Backends::METAL, "metal"),
+        (wgpu::Backends::DX12, "dx12"),
+    ];
+    let compiled = named.into_iter().filter(|(backend, _)| backends.contains(*backend));
+    compiled.map(|(_, name)| name).collect()
+}
+
 impl Adapter {
     fn new(adapter: wgpu::Adapter) -> Adapter {
         let info = adapter.get_info();

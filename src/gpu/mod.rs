@@ -5,7 +5,7 @@ mod exec;
 mod memory;
 mod probe;
 
-pub use device::{Adapter, Device, DeviceKind, DeviceOptions, adapters};
+pub use device::{Adapter, Device, DeviceKind, DeviceOptions, adapters, compiled_backends};
 pub use exec::GpuExecutor;
 /// The wgpu that a host application shares its device through.
 pub use wgpu;
