@@ -75,7 +75,7 @@ impl Bound<'_> {
         match self.plan.kv {
             Kv::F32 => self.store(i, at, values),
             Kv::F16 => {
-                if at % 2 != 0 || values.len() % 2 != 0 {
+                if !at.is_multiple_of(2) || !values.len().is_multiple_of(2) {
                     bail!(Usage, "{} halves from {at} are no whole words", values.len());
                 }
                 let to = self.words_mut(i, at / 2, values.len() / 2)?;

@@ -89,9 +89,7 @@ impl Matrix {
                 at += run.rows.len();
             }
             // Parts that ended before this segment begin at its first row, so that rows count past them.
-            for part in 0..runs[0].part {
-                part_rows[part] = 0;
-            }
+            part_rows[..runs[0].part].fill(0);
             segments.push(Segment {
                 row0: first as u32,
                 runs,

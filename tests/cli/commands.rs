@@ -53,6 +53,8 @@ fn version_and_help() {
 fn devices() {
     let all = run(&["devices", "--json"]).json();
     let devices = all["devices"].as_array().unwrap();
+    let (cpu, devices) = devices.split_last().unwrap();
+    assert_eq!([&cpu["backend"], &cpu["kind"]], ["cpu", "cpu"]);
     assert!(
         !devices.is_empty(),
         "these tests need an adapter; on Debian: apt-get install mesa-vulkan-drivers"
