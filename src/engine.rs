@@ -93,7 +93,7 @@ impl Engine {
     pub fn load(path: &Path, options: &LoadOptions, progress: LoadProgress) -> Result<Engine> {
         let start = Instant::now();
         let container = Container::open(path)?;
-        let (device, notice) = choose(options)?;
+        let (device, notice) = open_device(options)?;
         Engine::finish_load(container, device, notice, options, progress, start)
     }
 
@@ -368,7 +368,9 @@ impl Engine {
 }
 
 /// The device that the options ask for, `None` for the CPU reference, and what should be said about it.
-fn choose(options: &LoadOptions) -> Result<(Option<Arc<Device>>, Option<String>)> {
+///
+/// Errors: `NoAdapter` when there is none such, with those there are; `DeviceError` when it cannot be opened.
+pub fn open_device(options: &LoadOptions) -> Result<(Option<Arc<Device>>, Option<String>)> {
     let device_options = DeviceOptions {
         checked_shaders: options.checked_shaders,
         ..DeviceOptions::default()
@@ -459,8 +461,8 @@ fn context(options: &LoadOptions, model: &Model) -> Result<u32> {
     }
 }
 
-/// Compares the plan with the memory there is, before anything is allocated.
-fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
+/// Compares a plan with the memory there is, before anything is allocated. Errors: `OutOfMemory`, with both sizes.
+pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let weights = if device.is_some() { plan.weight_bytes() } else { 0 };
     let need = weights + plan.buffer_bytes();

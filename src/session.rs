@@ -66,6 +66,9 @@ pub struct Generation {
     pub max_tokens: usize,
 }
 
+/// Gets a position, its logits, and the residual stream after each layer where that was asked for.
+pub type LogitsSink<'a> = &'a mut dyn FnMut(usize, &[f32], &[Vec<f32>]) -> Result<()>;
+
 /// One conversation on one device.
 pub struct Session {
     plan: Arc<Plan>,
@@ -279,7 +282,7 @@ impl Session {
         tokens: &[u32],
         prefill: usize,
         hidden: bool,
-        sink: &mut dyn FnMut(usize, &[f32], &[Vec<f32>]) -> Result<()>,
+        sink: LogitsSink,
     ) -> Result<()> {
         self.check(tokens)?;
         self.clear();

@@ -38,11 +38,16 @@ pub struct ModelArgs {
 impl ModelArgs {
     /// The model's path. Errors: `Usage` when there is none, or two.
     pub fn path(&self, context: &Context) -> Result<PathBuf> {
+        self.optional(context)?.ok_or_else(|| usage("a MODEL is missing"))
+    }
+
+    /// The model's path where a command also works without one. Errors: `Usage` when there are two.
+    pub fn optional(&self, context: &Context) -> Result<Option<PathBuf>> {
         let flag_given = context.matches.value_source("model_flag") == Some(ValueSource::CommandLine);
         match (&self.model, &self.model_flag) {
             (Some(_), Some(_)) if flag_given => Err(usage("the model is given twice, as MODEL and with -m")),
-            (Some(path), _) | (None, Some(path)) => Ok(path.clone()),
-            (None, None) => Err(usage("a MODEL is missing")),
+            (Some(path), _) | (None, Some(path)) => Ok(Some(path.clone())),
+            (None, None) => Ok(None),
         }
     }
 }

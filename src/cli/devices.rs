@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub fn run(context: &mut Context) -> Result {
     let adapters = gpu::adapters();
     if context.out.json {
-        let devices: Vec<Value> = adapters
+        let mut devices: Vec<Value> = adapters
             .iter()
             .enumerate()
             .map(|(index, adapter)| {
@@ -30,6 +30,11 @@ pub fn run(context: &mut Context) -> Result {
                 })
             })
             .collect();
+        // Has no number: it is asked for by name.
+        devices.push(json!({
+            "index": null, "name": "CPU reference", "backend": "cpu", "kind": "cpu", "driver": "", "memory": null,
+            "limits": {}, "features": [],
+        }));
         context.out.json(&json!({"devices": devices}))?;
         return Ok(Outcome::Done);
     }
@@ -49,6 +54,7 @@ pub fn run(context: &mut Context) -> Result {
             adapter.features().join(", "),
         ))?;
     }
+    context.out.line("cpu: CPU reference (cpu, cpu)")?;
     if adapters.is_empty() {
         context
             .out

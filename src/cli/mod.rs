@@ -13,6 +13,7 @@ mod info;
 mod interrupt;
 mod logits;
 mod output;
+mod parity;
 mod ppl;
 mod run;
 mod shaders;
@@ -63,6 +64,8 @@ enum Command {
     Logits(logits::Args),
     /// Measures the perplexity of a text
     Ppl(ppl::Args),
+    /// Compares a device with the reference on the host, kernel by kernel or step by step
+    Parity(parity::Args),
     /// Measures prefill and decode speed
     Bench(bench::Args),
     /// Makes a CMF file of a Hugging Face directory, a GGUF file or another CMF file
@@ -82,7 +85,12 @@ impl Command {
     fn needs_device(&self) -> bool {
         matches!(
             self,
-            Command::Devices | Command::Run(_) | Command::Logits(_) | Command::Ppl(_) | Command::Bench(_)
+            Command::Devices
+                | Command::Run(_)
+                | Command::Logits(_)
+                | Command::Ppl(_)
+                | Command::Parity(_)
+                | Command::Bench(_)
         )
     }
 }
@@ -187,6 +195,7 @@ fn dispatch(command: Command, context: &mut Context) -> Result {
         Command::Run(args) => run::run(args, context),
         Command::Logits(args) => logits::run(args, context),
         Command::Ppl(args) => ppl::run(args, context),
+        Command::Parity(args) => parity::run(args, context),
         Command::Bench(args) => bench::run(args, context),
         Command::Convert(args) => convert::run(args, context),
         Command::ChatTemplate(args) => chat_template::run(args, context),

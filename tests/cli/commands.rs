@@ -53,6 +53,8 @@ fn version_and_help() {
 fn devices() {
     let all = run(&["devices", "--json"]).json();
     let devices = all["devices"].as_array().unwrap();
+    let (cpu, devices) = devices.split_last().unwrap();
+    assert_eq!([&cpu["backend"], &cpu["kind"]], ["cpu", "cpu"]);
     assert!(
         !devices.is_empty(),
         "these tests need an adapter; on Debian: apt-get install mesa-vulkan-drivers"
@@ -431,4 +433,39 @@ fn shaders() {
             variant["wgsl"].as_str().unwrap()
         );
     }
+}
+
+#[test]
+fn the_cpu_reference_answers_like_the_device() {
+    let (prompt, greedy) = golden(1);
+    let arguments = [
+        "run",
+        model(),
+        "--prompt-tokens",
+        &ids(&prompt),
+        "--greedy",
+        "-n",
+        "8",
+        "--kv",
+        "f32",
+        "--json",
+    ];
+    let answer = run(&[&arguments[..], &["--device", "cpu"]].concat()).json();
+    assert_eq!(answer["tokens"], serde_json::json!(greedy[..8]));
+    assert_eq!(answer["device"]["kind"], "cpu");
+}
+
+#[test]
+fn parity_of_kernels_and_of_programs() {
+    let fields = ["cases", "passed", "failed", "worst", "device"];
+    let kernels = run(&["parity", "--filter", "sample", "--json"]).json();
+    has(&kernels, &fields);
+    assert!(kernels["cases"].as_u64().unwrap() > 0);
+    assert_eq!(kernels["cases"], kernels["passed"]);
+    let programs = run(&["parity", model(), "--json"]).json();
+    has(&programs, &fields);
+    assert_eq!(programs["cases"], programs["passed"]);
+    assert!(run(&["parity", model()]).stdout.contains(" comparisons passed on "));
+    run(&["parity", "--filter", "no such kernel"]).fails(2, "Usage");
+    run(&["parity", "--filter", "norm", "--device", "cpu"]).fails(1, "NoAdapter");
 }

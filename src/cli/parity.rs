@@ -1,0 +1,142 @@
+//! `parity`: is what the device computes what it should compute? Without a model every kernel with every weight type, with
+//! a model each step of its programs.
+
+use super::args::{DeviceArgs, ModelArgs};
+use super::{Context, Outcome, Result, usage};
+use cmf_gpu::container::Container;
+use cmf_gpu::engine::{check_budget, open_device};
+use cmf_gpu::gpu::Device;
+use cmf_gpu::options::LoadOptions;
+use cmf_gpu::parity::{self, Subject};
+use cmf_gpu::program::{self, PlanOptions};
+use cmf_gpu::{Error, Kind, model};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Columns of a prefill chunk: two of them and the steps after them pass the first block of attention.
+const CHUNK: u32 = 40;
+/// Positions of the context when nothing is said.
+const DEFAULT_CTX: u32 = 120;
+
+/// Flags of `parity`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Only kernel cases whose name contains this
+    #[arg(long, env = "CMF_GPU_FILTER", value_name = "TEXT", hide_env = true)]
+    filter: Option<String>,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Result {
+    let path = args.model.optional(context)?;
+    if path.is_some() && args.filter.is_some() {
+        return Err(usage(
+            "--filter chooses among kernel cases, which are run without a MODEL",
+        ));
+    }
+    let options = args.device.options();
+    let (device, notice) = open_device(&options)?;
+    let Some(device) = device else {
+        return Err(Error::new(
+            Kind::NoAdapter,
+            "parity compares a device with the CPU reference, and there is no device",
+        ));
+    };
+    if let Some(notice) = notice {
+        context.out.note(format!("note: {notice}"));
+    }
+    let cancel = context.interrupt.graceful();
+    let verbose = context.out.verbose;
+    let mut bar = context.out.progress("parity", false);
+    let out = &context.out;
+    let mut progress = |done: usize, total: usize, next: &str| {
+        bar.set(done as u64, total as u64);
+        if verbose {
+            out.detail(next);
+        }
+        match cancel.is_cancelled() {
+            true => Err(usage("cancelled")),
+            false => Ok(()),
+        }
+    };
+    let outcome = match &path {
+        None => parity::kernels(&device, args.filter.as_deref(), &mut progress)?,
+        Some(path) => {
+            let subject = subject(path, &device, &options)?;
+            parity::programs(&device, &subject, &subject, &mut progress)?
+        }
+    };
+    drop(bar);
+    if outcome.cases == 0 {
+        return Err(usage("no case has such a name"));
+    }
+    if context.out.json {
+        let failed: Vec<Value> = outcome
+            .failed
+            .iter()
+            .map(|failure| json!({"name": failure.name, "what": failure.what}))
+            .collect();
+        let worst: Vec<Value> = outcome
+            .worst
+            .iter()
+            .map(|(name, error)| json!({"name": name, "error": error}))
+            .collect();
+        context.out.json(&json!({
+            "cases": outcome.cases,
+            "passed": outcome.passed,
+            "failed": failed,
+            "worst": worst,
+            "device": {"name": device.name, "backend": device.backend, "kind": device.kind.name()},
+        }))?;
+    } else {
+        for (name, error) in &outcome.worst {
+            context.out.line(format!("{name:<40} worst {error:.1e}"))?;
+        }
+        for failure in &outcome.failed {
+            context.out.line(format!("FAILED {}: {}", failure.name, failure.what))?;
+        }
+        context.out.line(format!(
+            "{} of {} comparisons passed on {}",
+            outcome.passed, outcome.cases, device.name
+        ))?;
+    }
+    Ok(match outcome.passed == outcome.cases {
+        true => Outcome::Done,
+        false => Outcome::Failed,
+    })
+}
+
+fn subject(path: &Path, device: &Arc<Device>, options: &LoadOptions) -> Result<Subject> {
+    let container = Container::open(path)?;
+    if container.is_skill_file() {
+        return Err(Error::new(
+            Kind::SkillFile,
+            "a skill is applied to a model and never run by itself",
+        ));
+    }
+    let model = model::bind(&container.header().arch, &container)?;
+    let trained = model.max_positions.and_then(|positions| u32::try_from(positions).ok());
+    let options_of_plan = PlanOptions {
+        ctx: match options.ctx {
+            None => DEFAULT_CTX.min(trained.unwrap_or(DEFAULT_CTX)),
+            Some(0) => {
+                trained.ok_or_else(|| usage("the file does not say how long its context is; give a --ctx above 0"))?
+            }
+            Some(ctx) => ctx,
+        },
+        chunk: CHUNK,
+        kv: options.kv,
+        max_binding: device.max_binding(),
+        all_logits: false,
+    };
+    let plan = Arc::new(program::plan(&model, &container, &options_of_plan)?);
+    check_budget(options, Some(device), &plan)?;
+    Ok(Subject {
+        plan,
+        tensors: Arc::new(container),
+    })
+}
