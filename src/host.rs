@@ -161,6 +161,8 @@ impl Bound<'_> {
             Op::Embed(p) => self.embed(p),
             Op::Prep(p) => self.prep(p),
             Op::Norm(p) => self.norm(p),
+            Op::AddNorm(p) => self.add_norm(p),
+            Op::Cap(p) => self.cap(p),
             Op::Matvec(p) => self.matvec(p),
             Op::MatvecAdd(p) => self.matvec_add(p),
             Op::MatvecGlu(p) => self.matvec_glu(p),
@@ -246,6 +248,43 @@ impl Bound<'_> {
         let (hg, squares) = prepared(h, g);
         self.store(3, 0, &hg)?;
         self.store(4, 0, &squares)
+    }
+
+    fn add_norm(&mut self, p: &kernel::AddNorm) -> Result<()> {
+        let stride = p.vectors as usize * 4;
+        let cols = (1.0 / p.inv_cols).round() as usize;
+        let eps = f64::from(p.eps);
+        for c in 0..self.ctl(0)?.columns as usize {
+            let y = part(self.floats(1)?, c * stride, cols, "y")?;
+            let post = part(self.floats(2)?, 0, cols, "post")?;
+            let h = part(self.floats(4)?, c * stride, cols, "h")?;
+            let mut sum = vec![0.0; cols.max(stride)];
+            rms_norm(y, post, eps, &mut sum[..cols]);
+            sum.iter_mut().zip(h).for_each(|(sum, &h)| *sum += f64::from(h));
+            self.store(4, c * stride, &sum)?;
+            // The second norm reads what was stored.
+            let h = part(self.floats(4)?, c * stride, cols, "h")?;
+            let g = part(self.floats(3)?, 0, cols, "g")?;
+            let mut x = vec![0.0; cols.max(stride)];
+            rms_norm(h, g, eps, &mut x[..cols]);
+            self.store(5, c * stride, &x)?;
+        }
+        Ok(())
+    }
+
+    fn cap(&mut self, p: &kernel::Cap) -> Result<()> {
+        let stride = p.vectors as usize * 4;
+        let (multiplier, cap) = (f64::from(p.multiplier), f64::from(p.cap));
+        for c in 0..self.ctl(0)?.columns as usize {
+            let y = part(self.floats(1)?, c * stride, stride, "y")?;
+            let capped = |value: &f32| match f64::from(*value) * multiplier {
+                v if cap == 0.0 => v,
+                v => cap * (v / cap).tanh(),
+            };
+            let capped: Vec<f64> = y.iter().map(capped).collect();
+            self.store(1, c * stride, &capped)?;
+        }
+        Ok(())
     }
 
     fn norm(&mut self, p: &kernel::Norm) -> Result<()> {

@@ -45,6 +45,7 @@ pub enum Kernel {
     Embed,
     Prep,
     Norm,
+    AddNorm,
     Matvec,
     MatvecAdd,
     MatvecGlu,
@@ -55,15 +56,17 @@ pub enum Kernel {
     AttnBlock,
     AttnMerge,
     AttnChunk,
+    Cap,
     Sample,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 14] = [
+    pub const ALL: [Kernel; 16] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
+        Kernel::AddNorm,
         Kernel::Matvec,
         Kernel::MatvecAdd,
         Kernel::MatvecGlu,
@@ -74,6 +77,7 @@ impl Kernel {
         Kernel::AttnBlock,
         Kernel::AttnMerge,
         Kernel::AttnChunk,
+        Kernel::Cap,
         Kernel::Sample,
     ];
 
@@ -112,6 +116,21 @@ impl Kernel {
                 stem: "norm",
                 libs: &["vector", "ctl"],
                 bindings: &[("ctl", Read), ("x", Read), ("g", Read), ("y", Write)],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
+            Kernel::AddNorm => &Row {
+                stem: "add_norm",
+                libs: &["vector", "ctl"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("y", Read),
+                    ("post", Read),
+                    ("g", Read),
+                    ("h", Write),
+                    ("x", Write),
+                ],
                 threads: Some(64),
                 weights: false,
                 kv: false,
@@ -260,6 +279,14 @@ impl Kernel {
                 weights: false,
                 kv: true,
             },
+            Kernel::Cap => &Row {
+                stem: "cap",
+                libs: &["ctl"],
+                bindings: &[("ctl", Read), ("y", Write)],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
             Kernel::Sample => &Row {
                 stem: "sample",
                 libs: &["ctl"],
@@ -334,6 +361,15 @@ params! {
         /// Vectors of 4 in a column.
         vectors: u32,
         /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+    }
+    /// Parameters of `add_norm`.
+    AddNorm {
+        /// Vectors of 4 in a column.
+        vectors: u32,
+        /// 1 / number of elements under the norms.
         inv_cols: f32,
         /// Added to the mean of squares.
         eps: f32,
@@ -525,6 +561,15 @@ params! {
         window: u32,
         /// Vectors of 4 from one output column to the next.
         y_stride: u32,
+    }
+    /// Parameters of `cap`.
+    Cap {
+        /// Vectors of 4 in a column.
+        vectors: u32,
+        /// Factor of every element.
+        multiplier: f32,
+        /// Soft cap; 0 = none.
+        cap: f32,
     }
     /// Parameters of `sample`.
     Sample {

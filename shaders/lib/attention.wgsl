@@ -7,8 +7,9 @@ const MASKED: f32 = -3.0e38;
 // A score after scale and soft cap, from the sum of products.
 fn finish_score(products: vec4<f32>) -> f32 {
     let s = horizontal(products) * params.scale;
-    if (params.softcap == 0.0) { return s; }
-    return params.softcap * tanh(s / params.softcap);
+    // Past 15, tanh is 1 to f32's last bit, and some drivers' tanh overflows.
+    let bent = params.softcap * tanh(clamp(s / params.softcap, -15.0, 15.0));
+    return select(bent, s, params.softcap == 0.0);
 }
 
 // Whether a query at `pos` sees the key at `key`.

@@ -1,6 +1,6 @@
 //! From a header and a directory to a [`Model`]: every tensor is consumed or named as unused, every shape is checked.
 
-use super::{Activation, Attention, Ffn, Layer, Linear, Model, rope};
+use super::{Activation, Attention, Ffn, GateUp, Layer, Linear, Model, rope};
 use crate::container::{Arch, HiddenAct, LayerType, NormStyle, TensorId, Tensors};
 use crate::error::{Result, bail};
 
@@ -27,10 +27,13 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
         ),
     };
     let embed = binder.matrix("model.embed_tokens.weight", arch.vocab_size, hidden)?;
-    let ropes = vec![rope::global(arch)?];
+    let ropes = match arch.rope_local_base_freq.is_some() || arch.local_partial_rotary_factor.is_some() {
+        true => vec![rope::global(arch)?, rope::local(arch)?],
+        false => vec![rope::global(arch)?],
+    };
     let mut layers = Vec::new();
     for layer in 0..arch.num_layers {
-        layers.push(binder.layer(arch, layer)?);
+        layers.push(binder.layer(arch, layer, ropes.len())?);
     }
     let final_norm = binder.vector("model.norm.weight", hidden)?;
     let tied = Linear {
@@ -57,6 +60,9 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
         norm_add,
         eps: arch.rms_norm_eps as f32,
         attn_scale: (1.0 / scale.sqrt()) as f32,
+        attn_softcap: arch.attn_logit_softcapping.unwrap_or(0.0) as f32,
+        logit_multiplier: arch.logit_multiplier.unwrap_or(1.0) as f32,
+        logit_softcap: arch.final_logit_softcapping.unwrap_or(0.0) as f32,
         activation: match arch.hidden_act {
             None | Some(HiddenAct::Silu) => Activation::Silu,
             Some(HiddenAct::GeluTanh) => Activation::GeluTanh,
@@ -70,18 +76,6 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
 /// What the header may ask for and this program does not do yet.
 fn refuse_unsupported(arch: &Arch) -> Result<()> {
     let asks = [
-        ("attn_logit_softcapping", arch.attn_logit_softcapping.is_some()),
-        ("final_logit_softcapping", arch.final_logit_softcapping.is_some()),
-        (
-            "logit_multiplier",
-            arch.logit_multiplier.is_some_and(|factor| factor != 1.0),
-        ),
-        ("sliding_window", arch.sliding_window.is_some()),
-        ("rope_local_base_freq", arch.rope_local_base_freq.is_some()),
-        (
-            "local_partial_rotary_factor",
-            arch.local_partial_rotary_factor.is_some(),
-        ),
         ("attn_v_norm", arch.attn_v_norm == Some(true)),
         ("qk_norm_after_rope", arch.qk_norm_after_rope == Some(true)),
         ("attention_sink", arch.attention_sink == Some(true)),
@@ -94,15 +88,29 @@ fn refuse_unsupported(arch: &Arch) -> Result<()> {
             arch.arch_name
         );
     }
-    if let Some(layer) = arch.layer_types.iter().position(|&ty| ty != LayerType::FullAttention) {
+    if let Some(layer) = arch.layer_types.iter().position(|&ty| ty == LayerType::LinearAttention) {
         bail!(
             UnsupportedModel,
-            "layer {layer} of {:?} is {:?}, which is not supported yet",
-            arch.arch_name,
-            arch.layer_types[layer]
+            "layer {layer} of {:?} is LinearAttention, which is not supported yet",
+            arch.arch_name
         );
     }
     Ok(())
+}
+
+/// Positions that a layer's queries see, `None` = all. A pattern of N makes every Nth layer global when the header calls all
+/// layers alike.
+fn window(arch: &Arch, layer: usize) -> Result<Option<usize>> {
+    let alike = arch.layer_types.iter().all(|&ty| ty == LayerType::FullAttention);
+    let slides = match arch.sliding_window_pattern {
+        Some(pattern) if alike && arch.sliding_window.is_some() => !(layer + 1).is_multiple_of(pattern),
+        _ => arch.layer_types.get(layer) == Some(&LayerType::SlidingAttention),
+    };
+    match (slides, arch.sliding_window) {
+        (false, _) => Ok(None),
+        (true, Some(window)) => Ok(Some(window)),
+        (true, None) => bail!(Parse, "layer {layer} slides, but arch.sliding_window is absent"),
+    }
 }
 
 struct Binder<'a> {
@@ -155,49 +163,87 @@ impl Binder<'_> {
         })
     }
 
-    fn layer(&mut self, arch: &Arch, layer: usize) -> Result<Layer> {
+    fn layer(&mut self, arch: &Arch, layer: usize, ropes: usize) -> Result<Layer> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         for (marker, what) in [
             ("mlp.gate.weight", "a mixture of experts"),
             ("linear_attn.in_proj_qkvz.weight", "linear attention"),
             ("linear_attn.in_proj_qkv.weight", "linear attention"),
-            (
-                "pre_feedforward_layernorm.weight",
-                "norms around the feed-forward network",
-            ),
-            (
-                "post_feedforward_layernorm.weight",
-                "norms around the feed-forward network",
-            ),
-            ("self_attn.qkv_proj.weight", "a fused qkv projection"),
         ] {
             if self.tensors.find(&name(marker)).is_some() {
+                let tensor = name(marker);
                 bail!(
                     UnsupportedModel,
-                    "layer {layer} has {what} (tensor '{}'), which is not supported yet",
-                    name(marker)
+                    "layer {layer} has {what} (tensor '{tensor}'), which is not supported yet"
                 );
             }
         }
+        let hidden = arch.hidden_size;
+        let attention = self.attention(arch, layer, ropes)?;
+        let ffn = self.ffn(layer, hidden)?;
+        let attn_norm = self.vector(&name("input_layernorm.weight"), hidden)?;
+        // With norms on both sides of a block, `post_attention_layernorm` is what its name says; without, it precedes the
+        // feed-forward network.
+        let norms = if self.tensors.find(&name("pre_feedforward_layernorm.weight")).is_some() {
+            [
+                Some("post_attention_layernorm.weight"),
+                Some("pre_feedforward_layernorm.weight"),
+                Some("post_feedforward_layernorm.weight"),
+            ]
+        } else {
+            [None, Some("post_attention_layernorm.weight"), None]
+        };
+        let mut ids = [None; 3];
+        for (id, norm) in ids.iter_mut().zip(norms) {
+            *id = norm.map(|norm| self.vector(&name(norm), hidden)).transpose()?;
+        }
+        let [attn_post_norm, ffn_norm, ffn_post_norm] = ids;
+        let Some(ffn_norm) = ffn_norm else {
+            bail!(
+                MissingTensor,
+                "layer {layer} has no norm before its feed-forward network"
+            );
+        };
+        Ok(Layer {
+            attn_norm,
+            attention,
+            attn_post_norm,
+            ffn_norm,
+            ffn,
+            ffn_post_norm,
+        })
+    }
+
+    fn attention(&mut self, arch: &Arch, layer: usize, ropes: usize) -> Result<Attention> {
+        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
         let of = |per_layer: &Option<Vec<usize>>, all: usize| match per_layer {
             Some(heads) => heads.get(layer).copied().unwrap_or(all),
             None => all,
         };
-        let hidden = arch.hidden_size;
+        let (hidden, head_dim) = (arch.hidden_size, arch.head_dim);
         let heads = of(&arch.attention_heads_per_layer, arch.num_attention_heads);
         let kv_heads = of(&arch.kv_heads_per_layer, arch.num_kv_heads);
-        let (q_rows, kv_rows) = (heads * arch.head_dim, kv_heads * arch.head_dim);
+        let (q_rows, kv_rows) = (heads * head_dim, kv_heads * head_dim);
+        let projections = if self.tensors.find(&name("qkv_proj.weight")).is_some() {
+            vec![self.linear(&name("qkv_proj"), q_rows + 2 * kv_rows, hidden)?]
+        } else {
+            vec![
+                self.linear(&name("q_proj"), q_rows, hidden)?,
+                self.linear(&name("k_proj"), kv_rows, hidden)?,
+                self.linear(&name("v_proj"), kv_rows, hidden)?,
+            ]
+        };
+        let window = window(arch, layer)?;
         let attention = Attention {
-            q: self.linear(&name("self_attn.q_proj"), q_rows, hidden)?,
-            k: self.linear(&name("self_attn.k_proj"), kv_rows, hidden)?,
-            v: self.linear(&name("self_attn.v_proj"), kv_rows, hidden)?,
-            o: self.linear(&name("self_attn.o_proj"), hidden, q_rows)?,
-            q_norm: self.shaped(&name("self_attn.q_norm.weight"), &[arch.head_dim as u64])?,
-            k_norm: self.shaped(&name("self_attn.k_norm.weight"), &[arch.head_dim as u64])?,
+            projections,
+            o: self.linear(&name("o_proj"), hidden, q_rows)?,
+            q_norm: self.shaped(&name("q_norm.weight"), &[head_dim as u64])?,
+            k_norm: self.shaped(&name("k_norm.weight"), &[head_dim as u64])?,
             heads,
             kv_heads,
-            window: None,
-            rope: 0,
+            window,
+            // Layers that slide have the second table, where there are two.
+            rope: if window.is_some() { ropes - 1 } else { 0 },
         };
         if attention.q_norm.is_some() != attention.k_norm.is_some() {
             bail!(
@@ -205,22 +251,37 @@ impl Binder<'_> {
                 "layer {layer} normalises only one of queries and keys"
             );
         }
+        Ok(attention)
+    }
+
+    fn ffn(&mut self, layer: usize, hidden: usize) -> Result<Ffn> {
+        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+        let rows = |tensor: &str| {
+            self.tensors
+                .find(tensor)
+                .map(|id| self.tensors.infos()[id].rows_cols().0)
+        };
         // The directory decides a layer's width: pruned layers differ.
-        let gate = name("mlp.gate_proj.weight");
-        let width = match self.tensors.find(&gate) {
-            Some(id) => self.tensors.infos()[id].rows_cols().0,
-            None => bail!(MissingTensor, "the network needs tensor '{gate}'"),
+        let (gate_up, width) = match (rows(&name("gate_up_proj.weight")), rows(&name("gate_proj.weight"))) {
+            (Some(rows), _) if rows.is_multiple_of(2) => (
+                GateUp::Fused(self.linear(&name("gate_up_proj"), rows, hidden)?),
+                rows / 2,
+            ),
+            (Some(rows), _) => bail!(
+                Parse,
+                "tensor '{}' has {rows} rows, wanted two halves",
+                name("gate_up_proj.weight")
+            ),
+            (None, Some(width)) => {
+                let gate = self.linear(&name("gate_proj"), width, hidden)?;
+                (
+                    GateUp::Split(gate, self.linear(&name("up_proj"), width, hidden)?),
+                    width,
+                )
+            }
+            (None, None) => bail!(MissingTensor, "the network needs tensor '{}'", name("gate_proj.weight")),
         };
-        let ffn = Ffn {
-            gate: self.linear(&name("mlp.gate_proj"), width, hidden)?,
-            up: self.linear(&name("mlp.up_proj"), width, hidden)?,
-            down: self.linear(&name("mlp.down_proj"), hidden, width)?,
-        };
-        Ok(Layer {
-            attn_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
-            attention,
-            ffn_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
-            ffn,
-        })
+        let down = self.linear(&name("down_proj"), hidden, width)?;
+        Ok(Ffn { gate_up, down })
     }
 }

@@ -43,12 +43,8 @@ pub enum Activation {
 /// Softmax attention with grouped heads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Query projection, `[heads * head_dim, hidden]`.
-    pub q: Linear,
-    /// Key projection, `[kv_heads * head_dim, hidden]`.
-    pub k: Linear,
-    /// Value projection.
-    pub v: Linear,
+    /// Query, key and value projections, or one that holds all three: `[(heads + 2 * kv_heads) * head_dim, hidden]` in all.
+    pub projections: Vec<Linear>,
     /// Output projection, `[hidden, heads * head_dim]`.
     pub o: Linear,
     /// RMSNorm weight over query heads.
@@ -65,28 +61,39 @@ pub struct Attention {
     pub rope: usize,
 }
 
+/// The first maps of a gated unit, each `[width, hidden]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GateUp {
+    /// Gate and up.
+    Split(Linear, Linear),
+    /// One tensor with the gate's rows first.
+    Fused(Linear),
+}
+
 /// A gated feed-forward network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ffn {
-    /// Gate projection, `[width, hidden]`.
-    pub gate: Linear,
-    /// Up projection.
-    pub up: Linear,
+    /// Gate and up projections.
+    pub gate_up: GateUp,
     /// Down projection, `[hidden, width]`.
     pub down: Linear,
 }
 
-/// One decoder layer: h += attention(norm(h)); h += ffn(norm(h)).
+/// One decoder layer: h += attention(norm(h)); h += ffn(norm(h)); some networks normalise what is added, too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
     /// RMSNorm weight before attention.
     pub attn_norm: TensorId,
     /// The mixer.
     pub attention: Attention,
+    /// RMSNorm weight of what attention adds.
+    pub attn_post_norm: Option<TensorId>,
     /// RMSNorm weight before the feed-forward network.
     pub ffn_norm: TensorId,
     /// The feed-forward network.
     pub ffn: Ffn,
+    /// RMSNorm weight of what the feed-forward network adds.
+    pub ffn_post_norm: Option<TensorId>,
 }
 
 /// The whole network.
@@ -114,6 +121,12 @@ pub struct Model {
     pub eps: f32,
     /// Factor of attention scores.
     pub attn_scale: f32,
+    /// Soft cap of attention scores; 0 = none.
+    pub attn_softcap: f32,
+    /// Factor of the logits.
+    pub logit_multiplier: f32,
+    /// Soft cap of the logits; 0 = none.
+    pub logit_softcap: f32,
     /// Activation of the feed-forward networks.
     pub activation: Activation,
     /// Rotary tables in use.

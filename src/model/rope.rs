@@ -46,6 +46,17 @@ pub fn global(arch: &Arch) -> Result<Rope> {
     })
 }
 
+/// The frequencies of layers that see a window: their own base, and no scaling.
+pub fn local(arch: &Arch) -> Result<Rope> {
+    let share = arch.local_partial_rotary_factor.unwrap_or(arch.partial_rotary_factor);
+    let rot = rotated(arch, share)?;
+    let theta = arch.rope_local_base_freq.unwrap_or(arch.rope_theta);
+    Ok(Rope {
+        inv_freq: plain(theta, rot).iter().map(|&freq| freq as f32).collect(),
+        factor: 1.0,
+    })
+}
+
 fn plain(theta: f64, rot: usize) -> Vec<f64> {
     (0..rot / 2).map(|i| theta.powf(-2.0 * i as f64 / rot as f64)).collect()
 }

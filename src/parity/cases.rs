@@ -12,7 +12,7 @@ use crate::kernel::Kv;
 #[derive(Clone, Debug)]
 pub(super) enum Spec {
     Embed(Embed),
-    /// RMSNorm, or the preparation of a column: columns' length, counts of columns.
+    /// An operator over whole columns: its kernel, columns' length, counts of columns.
     Norm(Norm),
     Linear(Linear),
     Rope(Rope),
@@ -32,10 +32,19 @@ pub(super) struct Embed {
     pub max_binding: u64,
 }
 
+/// An operator over whole columns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Over {
+    Prep,
+    Norm,
+    AddNorm,
+    /// With this cap.
+    Cap(f32),
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Norm {
-    /// `prep` instead of `norm`.
-    pub prep: bool,
+    pub over: Over,
     pub cols: usize,
     /// One round each.
     pub columns: Vec<u32>,
@@ -227,15 +236,24 @@ impl Table {
     fn norm(&mut self) {
         for cols in [32, 36, 96, 576, 1056] {
             let columns = vec![1, 2, 17];
-            let spec = |prep| {
+            let spec = |over| {
                 Spec::Norm(Norm {
-                    prep,
+                    over,
                     cols,
                     columns: columns.clone(),
                 })
             };
-            self.add(format!("prep {cols}"), Tolerance::Rounded, spec(true));
-            self.add(format!("norm {cols}"), Tolerance::Summed, spec(false));
+            self.add(format!("prep {cols}"), Tolerance::Rounded, spec(Over::Prep));
+            self.add(format!("norm {cols}"), Tolerance::Summed, spec(Over::Norm));
+            self.add(format!("add_norm {cols}"), Tolerance::Summed, spec(Over::AddNorm));
+            let caps = [("", 0.0), (" soft", 0.2), (" hard", 1e-3)];
+            for (what, cap) in caps {
+                self.add(
+                    format!("cap {cols}{what}"),
+                    Tolerance::Exponential,
+                    spec(Over::Cap(cap)),
+                );
+            }
         }
     }
 

@@ -5,13 +5,13 @@ mod linear;
 mod random;
 mod sample;
 
-use super::cases::{Embed, Norm, Spec};
+use super::cases::{Embed, Norm, Over, Spec};
 use crate::container::{MemoryTensors, Tensors};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::kernel::{self, Kv, Op};
 use crate::program::{
-    Bind, Buffer, BufferId, Ctl, Extent, Fill, Fixed, Grid, Matrix, Piece, Plan, Program, Step, Vector,
+    Bind, Buffer, BufferId, Ctl, Extent, Fill, Fixed, Grid, Matrix, Piece, Plan, Program, Stacking, Step, Vector,
 };
 use crate::sampling::SETTINGS_WORDS;
 use random::{Random, padded};
@@ -206,7 +206,7 @@ impl Maker {
         let matrix = Matrix::stack(
             "embed".into(),
             &[table],
-            false,
+            Stacking::Rows,
             &*tensors,
             max_binding.min(spec.max_binding),
         )?;
@@ -238,29 +238,47 @@ impl Maker {
         );
         let g = self.vector("g", spec.cols)?;
         let x = self.buffer("x", stride * most as usize);
+        let (ctl, x_bind) = (Bind::Buffer(CTL), Bind::Buffer(x));
         let vectors = stride as u32 / 4;
-        if spec.prep {
-            let (hg, squares) = (self.buffer("hg", stride), self.buffer("squares", stride / 4));
-            let bindings = vec![
-                Bind::Buffer(CTL),
-                Bind::Buffer(x),
-                g,
-                Bind::Buffer(hg),
-                Bind::Buffer(squares),
-            ];
-            self.step(Op::Prep(kernel::Prep { vectors }), bindings);
-        } else {
-            let y = self.buffer("y", stride * most as usize);
-            let op = Op::Norm(kernel::Norm {
-                vectors,
-                inv_cols: 1.0 / spec.cols as f32,
-                eps: 1e-2,
-            });
-            self.step(op, vec![Bind::Buffer(CTL), Bind::Buffer(x), g, Bind::Buffer(y)]);
+        let (inv_cols, eps) = (1.0 / spec.cols as f32, 1e-2);
+        // What the operator updates in place.
+        let mut updated = None;
+        match spec.over {
+            Over::Prep => {
+                let (hg, squares) = (self.buffer("hg", stride), self.buffer("squares", stride / 4));
+                let bindings = vec![ctl, x_bind, g, Bind::Buffer(hg), Bind::Buffer(squares)];
+                self.step(Op::Prep(kernel::Prep { vectors }), bindings);
+            }
+            Over::Norm => {
+                let y = self.buffer("y", stride * most as usize);
+                let op = Op::Norm(kernel::Norm { vectors, inv_cols, eps });
+                self.step(op, vec![ctl, x_bind, g, Bind::Buffer(y)]);
+            }
+            Over::AddNorm => {
+                let post = self.vector("post", spec.cols)?;
+                let h = self.buffer("h", stride * most as usize);
+                let y = self.buffer("y", stride * most as usize);
+                let op = Op::AddNorm(kernel::AddNorm { vectors, inv_cols, eps });
+                self.step(op, vec![ctl, x_bind, post, g, Bind::Buffer(h), Bind::Buffer(y)]);
+                updated = Some(h);
+            }
+            Over::Cap(cap) => {
+                let multiplier = 0.75;
+                let op = Op::Cap(kernel::Cap {
+                    vectors,
+                    multiplier,
+                    cap,
+                });
+                self.step(op, vec![ctl, x_bind]);
+            }
         }
         for &columns in &spec.columns {
-            let values = padded(&mut self.random, columns as usize, spec.cols, stride, 0.3);
-            self.round(0, columns, vec![(x, values)]);
+            let mut inputs = Vec::new();
+            for buffer in [Some(x), updated].into_iter().flatten() {
+                let values = padded(&mut self.random, columns as usize, spec.cols, stride, 0.3);
+                inputs.push((buffer, values));
+            }
+            self.round(0, columns, inputs);
         }
         self.tensors()
     }

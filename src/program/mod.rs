@@ -3,7 +3,10 @@
 //! A [`Plan`] is built once from a [`crate::model::Model`] and performed by either executor, the device's or the host's. No
 //! wgpu types here, and nothing that changes from token to token: that lives in the `ctl` buffer, which kernels write.
 
+mod attention;
 mod build;
+mod ffn;
+mod walk;
 mod weights;
 
 pub use build::{PlanOptions, plan};
@@ -91,6 +94,17 @@ pub struct Segment {
     pub part_rows: [u32; 3],
 }
 
+/// How tensors make one weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stacking {
+    /// One below the other.
+    Rows,
+    /// Two of the same height; each segment has the same rows of both.
+    Pair,
+    /// As a pair, but both are the two halves of one tensor, which is named twice.
+    Halves,
+}
+
 /// Tensors with one type and width, stacked into one weight.
 #[derive(Clone, Debug)]
 pub struct Matrix {
@@ -171,7 +185,8 @@ impl Grid {
         match op {
             Op::Embed(p) => Grid::Threads(p.units * 4, 1),
             Op::Prep(p) => Grid::Threads(p.vectors, 0),
-            Op::Norm(_) => Grid::Columns,
+            Op::Norm(_) | Op::AddNorm(_) => Grid::Columns,
+            Op::Cap(p) => Grid::Threads(p.vectors, 1),
             Op::Matvec(p) => Grid::Teams(p.rows.div_ceil(4)),
             Op::MatvecAdd(p) => Grid::Teams(p.rows.div_ceil(4)),
             Op::MatvecGlu(p) => Grid::Teams(p.part1.div_ceil(2)),

@@ -1,7 +1,7 @@
 //! Weights as a plan names them: tensors stacked and cut into what one binding holds, and vectors as the numbers they are.
 //! No device here, and no step.
 
-use super::{Matrix, Run, Segment, Vector};
+use super::{Matrix, Run, Segment, Stacking, Vector};
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::{Geometry, Planes};
 use crate::error::{Result, bail};
@@ -13,26 +13,32 @@ pub(super) fn planes(tensors: &dyn Tensors, tensor: TensorId) -> Result<Planes> 
 }
 
 impl Matrix {
-    /// Stacks tensors of one device layout and width, in segments of at most `max_binding` bytes a plane. A pair is cut so
-    /// that each segment has as many rows of the second tensor as of the first.
+    /// Stacks tensors of one device layout and width, in segments of at most `max_binding` bytes a plane. Both
+    /// tensors of a pair are cut at the same rows.
     ///
     /// Errors: `UnsupportedTensorType` for a type without kernels, `OutOfMemory` when not even 32 rows fit.
     pub fn stack(
         label: String,
         parts: &[TensorId],
-        pair: bool,
+        stacking: Stacking,
         tensors: &dyn Tensors,
         max_binding: u64,
     ) -> Result<Matrix> {
         let shapes: Vec<_> = parts.iter().map(|&id| tensors.infos()[id].rows_cols()).collect();
         let cols = shapes[0].1;
         let planes = planes(tensors, parts[0])?;
-        let outputs: usize = if pair {
-            shapes[0].0
-        } else {
-            shapes.iter().map(|shape| shape.0).sum()
+        let outputs: usize = match stacking {
+            Stacking::Rows => shapes.iter().map(|shape| shape.0).sum(),
+            Stacking::Pair => shapes[0].0,
+            Stacking::Halves => shapes[0].0 / 2,
         };
-        let stored = |outputs: usize| if pair { outputs * 2 } else { outputs };
+        let stored = |outputs: usize| {
+            if stacking == Stacking::Rows {
+                outputs
+            } else {
+                outputs * 2
+            }
+        };
         let geometry = |outputs: usize| Geometry {
             planes,
             rows: stored(outputs),
@@ -64,23 +70,20 @@ impl Matrix {
         for first in (0..outputs).step_by(low * 32) {
             let here = first..(first + low * 32).min(outputs);
             let mut runs = Vec::new();
-            if pair {
-                runs.extend((0..2).map(|part| Run {
-                    part,
-                    rows: here.clone(),
-                }));
-            } else {
-                let mut begin = 0;
-                for (part, shape) in shapes.iter().enumerate() {
-                    let rows = here.start.max(begin)..here.end.min(begin + shape.0);
-                    if !rows.is_empty() {
-                        runs.push(Run {
-                            part,
-                            rows: rows.start - begin..rows.end - begin,
-                        });
+            let mut begin = 0;
+            for (part, shape) in shapes.iter().enumerate() {
+                let rows = match stacking {
+                    Stacking::Rows => {
+                        let (first, last) = (here.start.max(begin), here.end.min(begin + shape.0));
+                        first.saturating_sub(begin)..last.saturating_sub(begin)
                     }
-                    begin += shape.0;
+                    Stacking::Pair => here.clone(),
+                    Stacking::Halves => part * outputs + here.start..part * outputs + here.end,
+                };
+                if !rows.is_empty() {
+                    runs.push(Run { part, rows });
                 }
+                begin += shape.0;
             }
             let mut part_rows = [u32::MAX; 3];
             let mut at = 0;

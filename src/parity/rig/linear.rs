@@ -6,12 +6,13 @@ use crate::container::Tensors;
 use crate::error::Result;
 use crate::kernel::{self, Op};
 use crate::parity::cases::{Linear, Product};
-use crate::program::{Bind, BufferId, Matrix, Piece};
+use crate::program::{Bind, BufferId, Matrix, Piece, Stacking};
 use std::sync::Arc;
 
 impl Maker {
     pub(super) fn linear(&mut self, spec: &Linear, max_binding: u64) -> Result<Arc<dyn Tensors>> {
         let pair = spec.product.is_pair();
+        let stacking = if pair { Stacking::Pair } else { Stacking::Rows };
         let parts = spec.parts.iter();
         let parts = parts.map(|&(dtype, rows)| self.tensor(dtype, rows, spec.cols, spec.amplitude));
         let parts = parts.collect::<Result<Vec<_>>>()?;
@@ -27,7 +28,7 @@ impl Maker {
         let g = self.vector("g", outputs)?;
         let tensors = self.tensors()?;
         let limit = max_binding.min(spec.max_binding);
-        let matrix = Matrix::stack("w".into(), &parts, pair, &*tensors, limit)?;
+        let matrix = Matrix::stack("w".into(), &parts, stacking, &*tensors, limit)?;
         self.matrices.push(matrix.clone());
 
         let units = spec.cols.div_ceil(32);

@@ -1,0 +1,131 @@
+//! Softmax attention as steps: projections, rotation and append, blocks and merge (decode) or chunks (prefill), output.
+
+use super::walk::{Mode, Source, Walk};
+use super::{ATTENTION_BLOCK, Bind, Fill, Stacking, VectorId};
+use crate::error::Result;
+use crate::kernel::{self, Op};
+use crate::model::{Layer, Linear};
+
+impl Walk<'_> {
+    /// Both modes of h += attention(norm(h)).
+    pub(super) fn attention(
+        &mut self,
+        number: usize,
+        layer: &Layer,
+        norm: VectorId,
+        next_norm: VectorId,
+    ) -> Result<()> {
+        let name = |part: &str| format!("layer.{number:02}.attn.{part}");
+        let model = self.model;
+        let attention = &layer.attention;
+        let (decode, prefill) = (self.decode, self.prefill);
+        let head_vectors = (model.head_dim / 4) as u32;
+        let (heads, kv_heads) = (attention.heads as u32, attention.kv_heads as u32);
+        let positions = self.b.options.ctx;
+        let blocks = positions.div_ceil(ATTENTION_BLOCK);
+        let cache_elements = (attention.kv_heads * model.head_dim) as u64 * u64::from(positions);
+        let cache_bytes = cache_elements * self.b.options.kv.bytes();
+        let k_cache = self.b.buffer(name("k_cache"), cache_bytes, Fill::Zero)?;
+        let v_cache = self.b.buffer(name("v_cache"), cache_bytes, Fill::Zero)?;
+
+        self.norm(norm, &name("norm"));
+        self.projections(&name("qkv"), &attention.projections.iter().collect::<Vec<_>>())?;
+
+        let head_norms = match [attention.q_norm, attention.k_norm] {
+            [Some(q), Some(k)] => Some([self.vector(name("q_norm"), q), self.vector(name("k_norm"), k)]),
+            _ => None,
+        };
+        let rope = Op::Rope(kernel::Rope {
+            heads,
+            kv_heads,
+            head_vectors,
+            rot_vectors: (model.ropes[attention.rope].inv_freq.len() / 4) as u32,
+            positions,
+            eps: model.eps,
+            qk_norm: u32::from(head_norms.is_some()),
+        });
+        let [q_norm, k_norm] = head_norms.unwrap_or([self.none; 2]);
+        for (mode, scratch) in [(Mode::Decode, decode), (Mode::Prefill, prefill)] {
+            let bindings = vec![
+                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(self.ropes[attention.rope]),
+                Bind::Vector(q_norm),
+                Bind::Vector(k_norm),
+                Bind::Buffer(scratch.qkv),
+                Bind::Buffer(k_cache),
+                Bind::Buffer(v_cache),
+            ];
+            self.push(mode, &name("rope"), rope, None, bindings);
+        }
+
+        let (scale, softcap) = (model.attn_scale, model.attn_softcap);
+        let window = attention.window.unwrap_or(0) as u32;
+        let y_stride = Self::vectors_of(attention.heads * model.head_dim);
+        let block = kernel::AttnBlock {
+            heads,
+            kv_heads,
+            head_vectors,
+            positions,
+            blocks,
+            scale,
+            softcap,
+            window,
+        };
+        let merge = kernel::AttnMerge {
+            heads,
+            head_vectors,
+            blocks,
+            scale,
+            softcap,
+            window,
+            y_stride,
+        };
+        let chunk = kernel::AttnChunk {
+            heads,
+            kv_heads,
+            head_vectors,
+            positions,
+            scale,
+            softcap,
+            window,
+            y_stride,
+        };
+        let ctl = self.fixed.ctl;
+        let bind = |buffers: &[usize]| buffers.iter().copied().map(Bind::Buffer).collect::<Vec<_>>();
+        let to_part = bind(&[ctl, decode.qkv, k_cache, v_cache, decode.part]);
+        self.push(Mode::Decode, &name("block"), Op::AttnBlock(block), None, to_part);
+        let to_attn = bind(&[ctl, decode.part, decode.attn]);
+        self.push(Mode::Decode, &name("merge"), Op::AttnMerge(merge), None, to_attn);
+        let to_attn = bind(&[ctl, prefill.qkv, k_cache, v_cache, prefill.attn]);
+        self.push(Mode::Prefill, &name("chunk"), Op::AttnChunk(chunk), None, to_attn);
+
+        let x = [decode.attn, prefill.attn];
+        self.residual(&name("o"), &attention.o, x, layer.attn_post_norm, next_norm)
+    }
+
+    /// Sibling maps of the normalised stream into `qkv`: those with one device layout are stacked.
+    fn projections(&mut self, label: &str, siblings: &[&Linear]) -> Result<()> {
+        let total: usize = siblings.iter().map(|linear| linear.rows).sum();
+        let bias = self.b.biases(format!("{label}.bias"), siblings)?;
+        let mut first = 0;
+        let mut rest = siblings;
+        while let [head, ..] = rest {
+            let planes = self.b.planes(head.weight)?;
+            let mut same = 1;
+            while same < rest.len() && self.b.planes(rest[same].weight)? == planes {
+                same += 1;
+            }
+            let (stacked, others) = rest.split_at(same);
+            let parts: Vec<_> = stacked.iter().map(|linear| linear.weight).collect();
+            let matrix = self.b.matrix(label.into(), &parts, Stacking::Rows)?;
+            let row0 = first as u32;
+            let from = Source { matrix, bias, row0 };
+            let norm = self.decode_norm();
+            self.matvec(from, self.decode.x, norm, self.decode.qkv, label);
+            self.matmul(from, self.prefill.x, self.prefill.qkv, (total / 4) as u32, label);
+            first += stacked.iter().map(|linear| linear.rows).sum::<usize>();
+            rest = others;
+        }
+        Ok(())
+    }
+}

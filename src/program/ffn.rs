@@ -1,0 +1,103 @@
+//! Gated feed-forward networks as steps: gate and up in one, down with the residual.
+
+use super::walk::{Mode, Walk};
+use super::{Bind, Matrix, Piece, Stacking, VectorId};
+use crate::error::{Result, bail};
+use crate::kernel::{self, Op};
+use crate::model::{Activation, GateUp, Layer};
+
+impl Walk<'_> {
+    /// Both modes of h += ffn(norm(h)).
+    pub(super) fn ffn(&mut self, number: usize, layer: &Layer, norm: VectorId, next_norm: VectorId) -> Result<()> {
+        let name = |part: &str| format!("layer.{number:02}.ffn.{part}");
+        let ffn = &layer.ffn;
+        let width = ffn.down.cols;
+        // The up biases begin at a whole vector.
+        let bias_up = width.next_multiple_of(4);
+        let (matrix, biases) = match &ffn.gate_up {
+            GateUp::Split(gate, up) => {
+                if self.b.planes(gate.weight)? != self.b.planes(up.weight)? {
+                    bail!(
+                        UnsupportedModel,
+                        "layer {number}: gate and up projections of different types are not supported yet"
+                    );
+                }
+                let parts = [gate.weight, up.weight];
+                let matrix = self.b.matrix(name("gate_up"), &parts, Stacking::Pair)?;
+                (matrix, [gate.bias, up.bias])
+            }
+            GateUp::Fused(both) => {
+                if both.bias.is_some() {
+                    bail!(
+                        UnsupportedModel,
+                        "layer {number}: a bias of a fused gate and up projection"
+                    );
+                }
+                let parts = [both.weight; 2];
+                (self.b.matrix(name("gate_up"), &parts, Stacking::Halves)?, [None; 2])
+            }
+        };
+        let bias = match biases {
+            [None, None] => None,
+            [gate, up] => {
+                let pieces = [(gate, width), (None, bias_up - width), (up, width)];
+                let pieces = pieces.map(|(tensor, len)| Piece { tensor, len }).to_vec();
+                Some(self.b.vector(name("gate_up.bias"), pieces, 0.0))
+            }
+        };
+        let gelu = u32::from(self.model.activation == Activation::GeluTanh);
+        let has_bias = u32::from(bias.is_some());
+        let bias = Bind::Vector(bias.unwrap_or(self.none));
+        self.norm(norm, &name("norm"));
+        let Matrix { planes, segments, .. } = self.b.matrices[matrix].clone();
+        for (i, segment) in segments.iter().enumerate() {
+            let (rows, units) = (segment.geometry.rows as u32, segment.geometry.units() as u32);
+            let [_, part1, part2] = segment.part_rows;
+            let weight = Bind::Weight(matrix, i);
+            let row0 = segment.row0;
+            let decode_norm = self.decode_norm();
+            let op = Op::MatvecGlu(kernel::MatvecGlu {
+                rows,
+                units,
+                row0,
+                part1,
+                part2,
+                square_vectors: decode_norm.square_vectors,
+                inv_cols: decode_norm.inv_cols,
+                eps: decode_norm.eps,
+                has_bias,
+                bias_up: bias_up as u32,
+                gelu,
+            });
+            let bindings = vec![
+                weight,
+                Bind::Buffer(self.decode.x),
+                Bind::Buffer(self.decode.squares),
+                bias,
+                Bind::Buffer(self.decode.act),
+            ];
+            self.push(Mode::Decode, &name("gate_up"), op, Some(planes), bindings);
+            let op = Op::MatmulGlu(kernel::MatmulGlu {
+                rows,
+                units,
+                row0,
+                part1,
+                part2,
+                y_stride: Self::vectors_of(width),
+                has_bias,
+                bias_up: bias_up as u32,
+                gelu,
+            });
+            let bindings = vec![
+                weight,
+                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(self.prefill.x),
+                bias,
+                Bind::Buffer(self.prefill.act),
+            ];
+            self.push(Mode::Prefill, &name("gate_up"), op, Some(planes), bindings);
+        }
+        let x = [self.decode.act, self.prefill.act];
+        self.residual(&name("down"), &ffn.down, x, layer.ffn_post_norm, next_norm)
+    }
+}

@@ -1,0 +1,395 @@
+//! The steps that every layer is made of, each written for decode (one column) and prefill (a chunk) side by side.
+
+use super::build::Builder;
+use super::{Bind, BufferId, Fixed, Grid, Matrix, MatrixId, Piece, Program, Stacking, Step, VectorId};
+use crate::container::TensorId;
+use crate::dtype::planes::Planes;
+use crate::error::Result;
+use crate::kernel::{self, Op};
+use crate::model::{Linear, Model};
+
+/// Which program a step belongs to.
+#[derive(Clone, Copy)]
+pub(super) enum Mode {
+    Decode,
+    Prefill,
+}
+
+/// Buffers of activations, for one column or for a chunk.
+#[derive(Clone, Copy)]
+pub(super) struct Scratch {
+    /// The residual stream.
+    pub h: BufferId,
+    /// What the next linear map reads: the normalised stream, or in decode the stream times the norm's weight.
+    pub x: BufferId,
+    /// What a linear map made before its own norm is applied.
+    pub y: BufferId,
+    pub qkv: BufferId,
+    pub attn: BufferId,
+    pub act: BufferId,
+    /// Sums of squares of the stream, from which a decoding map takes its norm.
+    pub squares: BufferId,
+    /// Blocks of attention before they are merged.
+    pub part: BufferId,
+}
+
+/// A stacked weight, its bias, and where its outputs begin.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    pub matrix: MatrixId,
+    pub bias: Option<VectorId>,
+    pub row0: u32,
+}
+
+/// How a decoding map finds the norm of its input.
+pub(super) struct DecodeNorm {
+    pub square_vectors: u32,
+    pub inv_cols: f32,
+    pub eps: f32,
+}
+
+pub(super) struct Walk<'a> {
+    pub(super) b: Builder<'a>,
+    pub(super) model: &'a Model,
+    pub(super) fixed: Fixed,
+    pub(super) ropes: Vec<BufferId>,
+    pub(super) none: VectorId,
+    pub(super) decode: Scratch,
+    pub(super) prefill: Scratch,
+    /// Whether `decode.x` is normalised already, instead of leaving that to its reader and the squares.
+    pub(super) decode_normed: bool,
+    /// Whether `prefill.x` is normalised already.
+    prefill_normed: bool,
+    programs: [Program; 2],
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        b: Builder<'a>,
+        model: &'a Model,
+        fixed: Fixed,
+        ropes: Vec<BufferId>,
+        none: VectorId,
+        [decode, prefill]: [Scratch; 2],
+    ) -> Walk<'a> {
+        Walk {
+            b,
+            model,
+            fixed,
+            ropes,
+            none,
+            decode,
+            prefill,
+            decode_normed: false,
+            prefill_normed: false,
+            programs: Default::default(),
+        }
+    }
+
+    pub(super) fn take(&mut self, mode: Mode) -> Program {
+        std::mem::take(&mut self.programs[mode as usize])
+    }
+
+    pub(super) fn put(&mut self, mode: Mode, program: Program) {
+        self.programs[mode as usize] = program;
+    }
+
+    pub(super) fn end_layer(&mut self) {
+        for program in &mut self.programs {
+            program.layer_ends.push(program.steps.len());
+        }
+    }
+
+    pub(super) fn push(&mut self, mode: Mode, label: &str, op: Op, planes: Option<Planes>, bindings: Vec<Bind>) {
+        let step = Step {
+            label: label.to_string(),
+            grid: Grid::of(&op),
+            op,
+            planes,
+            bindings,
+        };
+        self.programs[mode as usize].steps.push(step);
+    }
+
+    fn scratch(&self, mode: Mode) -> Scratch {
+        match mode {
+            Mode::Decode => self.decode,
+            Mode::Prefill => self.prefill,
+        }
+    }
+
+    pub(super) fn vector(&mut self, label: String, tensor: TensorId) -> VectorId {
+        let len = self.b.tensors.infos()[tensor].rows_cols().1;
+        let tensor = Some(tensor);
+        self.b.vector(label, vec![Piece { tensor, len }], self.model.norm_add)
+    }
+
+    pub(super) fn norm_vector(&mut self, layer: usize, tensor: TensorId) -> VectorId {
+        let last = layer == self.model.layers.len();
+        let label = if last {
+            "head.norm".into()
+        } else {
+            format!("layer.{layer:02}.attn.norm")
+        };
+        self.vector(label, tensor)
+    }
+
+    /// Vectors of 4 in a column, padding included.
+    pub(super) fn vectors_of(elements: usize) -> u32 {
+        (elements.next_multiple_of(32) / 4) as u32
+    }
+
+    pub(super) fn embed(&mut self, mode: Mode, matrix: MatrixId, tokens: BufferId) {
+        let Matrix { planes, segments, .. } = self.b.matrices[matrix].clone();
+        for (i, segment) in segments.iter().enumerate() {
+            let op = Op::Embed(kernel::Embed {
+                rows: segment.geometry.rows as u32,
+                units: segment.geometry.units() as u32,
+                row0: segment.row0,
+                multiplier: self.model.embed_multiplier,
+            });
+            let to = self.scratch(mode).h;
+            let bindings = vec![
+                Bind::Weight(matrix, i),
+                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(tokens),
+                Bind::Buffer(to),
+            ];
+            self.push(mode, "embed", op, Some(planes), bindings);
+        }
+    }
+
+    /// Readies the last column of `source` for decoding.
+    pub(super) fn prep(&mut self, source: BufferId, norm: VectorId) {
+        let vectors = Self::vectors_of(self.model.hidden);
+        let bindings = vec![
+            Bind::Buffer(self.fixed.ctl),
+            Bind::Buffer(source),
+            Bind::Vector(norm),
+            Bind::Buffer(self.decode.x),
+            Bind::Buffer(self.decode.squares),
+        ];
+        self.push(Mode::Decode, "prep", Op::Prep(kernel::Prep { vectors }), None, bindings);
+        self.decode_normed = false;
+    }
+
+    /// Normalises the prefill's stream, unless that was done with the last addition to it.
+    pub(super) fn norm(&mut self, norm: VectorId, label: &str) {
+        if std::mem::take(&mut self.prefill_normed) {
+            return;
+        }
+        let op = Op::Norm(kernel::Norm {
+            vectors: Self::vectors_of(self.model.hidden),
+            inv_cols: 1.0 / self.model.hidden as f32,
+            eps: self.model.eps,
+        });
+        let bindings = vec![
+            Bind::Buffer(self.fixed.ctl),
+            Bind::Buffer(self.prefill.h),
+            Bind::Vector(norm),
+            Bind::Buffer(self.prefill.x),
+        ];
+        self.push(Mode::Prefill, label, op, None, bindings);
+    }
+
+    /// How the readers of `decode.x` find its norm.
+    pub(super) fn decode_norm(&self) -> DecodeNorm {
+        if self.decode_normed {
+            return AS_IT_IS;
+        }
+        DecodeNorm {
+            // One sum covers 4 elements, one vector 4 sums.
+            square_vectors: self.model.hidden.div_ceil(16) as u32,
+            inv_cols: 1.0 / self.model.hidden as f32,
+            eps: self.model.eps,
+        }
+    }
+
+    /// y = linear(x) for one column.
+    pub(super) fn matvec(&mut self, from: Source, x: BufferId, norm: DecodeNorm, y: BufferId, label: &str) {
+        let Matrix { planes, segments, .. } = self.b.matrices[from.matrix].clone();
+        for (i, segment) in segments.iter().enumerate() {
+            let op = Op::Matvec(kernel::Matvec {
+                rows: segment.geometry.rows as u32,
+                units: segment.geometry.units() as u32,
+                row0: from.row0 + segment.row0,
+                part1: segment.part_rows[1],
+                part2: segment.part_rows[2],
+                square_vectors: norm.square_vectors,
+                inv_cols: norm.inv_cols,
+                eps: norm.eps,
+                has_bias: u32::from(from.bias.is_some()),
+            });
+            let bindings = vec![
+                Bind::Weight(from.matrix, i),
+                Bind::Buffer(x),
+                Bind::Buffer(self.decode.squares),
+                Bind::Vector(from.bias.unwrap_or(self.none)),
+                Bind::Buffer(y),
+            ];
+            self.push(Mode::Decode, label, op, Some(planes), bindings);
+        }
+    }
+
+    /// y = linear(x) for a chunk; `y_stride` vectors of 4 lie between two columns of y.
+    pub(super) fn matmul(&mut self, from: Source, x: BufferId, y: BufferId, y_stride: u32, label: &str) {
+        let Matrix { planes, segments, .. } = self.b.matrices[from.matrix].clone();
+        for (i, segment) in segments.iter().enumerate() {
+            let op = Op::Matmul(kernel::Matmul {
+                rows: segment.geometry.rows as u32,
+                units: segment.geometry.units() as u32,
+                row0: from.row0 + segment.row0,
+                part1: segment.part_rows[1],
+                part2: segment.part_rows[2],
+                y_stride,
+                has_bias: u32::from(from.bias.is_some()),
+            });
+            let bindings = vec![
+                Bind::Weight(from.matrix, i),
+                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(x),
+                Bind::Vector(from.bias.unwrap_or(self.none)),
+                Bind::Buffer(y),
+            ];
+            self.push(Mode::Prefill, label, op, Some(planes), bindings);
+        }
+    }
+
+    /// h += linear(x), or h += norm(linear(x)) where the layer has a norm there; `next_norm` is the one that follows.
+    pub(super) fn residual(
+        &mut self,
+        label: &str,
+        linear: &Linear,
+        x: [BufferId; 2],
+        post_norm: Option<TensorId>,
+        next_norm: VectorId,
+    ) -> Result<()> {
+        let matrix = self.b.matrix(label.into(), &[linear.weight], Stacking::Rows)?;
+        let bias = self.b.biases(format!("{label}.bias"), &[linear])?;
+        match post_norm {
+            None => self.add(label, matrix, bias, x, next_norm),
+            Some(tensor) => {
+                let from = Source { matrix, bias, row0: 0 };
+                self.matvec(from, x[0], AS_IT_IS, self.decode.y, label);
+                self.matmul(from, x[1], self.prefill.y, Self::vectors_of(linear.rows), label);
+                let label = format!("{label}.norm");
+                let post_norm = self.vector(label.clone(), tensor);
+                self.add_norm(&label, post_norm, next_norm);
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, label: &str, matrix: MatrixId, bias: Option<VectorId>, x: [BufferId; 2], next_norm: VectorId) {
+        let has_bias = u32::from(bias.is_some());
+        let bias = Bind::Vector(bias.unwrap_or(self.none));
+        let Matrix { planes, segments, .. } = self.b.matrices[matrix].clone();
+        for (i, segment) in segments.iter().enumerate() {
+            let (rows, units) = (segment.geometry.rows as u32, segment.geometry.units() as u32);
+            let [_, part1, part2] = segment.part_rows;
+            let row0 = segment.row0;
+            let op = Op::MatvecAdd(kernel::MatvecAdd {
+                rows,
+                units,
+                row0,
+                part1,
+                part2,
+                has_bias,
+            });
+            let bindings = vec![
+                Bind::Weight(matrix, i),
+                Bind::Buffer(x[0]),
+                bias,
+                Bind::Vector(next_norm),
+                Bind::Buffer(self.decode.h),
+                Bind::Buffer(self.decode.x),
+                Bind::Buffer(self.decode.squares),
+            ];
+            self.push(Mode::Decode, label, op, Some(planes), bindings);
+            let op = Op::MatmulAdd(kernel::MatmulAdd {
+                rows,
+                units,
+                row0,
+                part1,
+                part2,
+                y_stride: Self::vectors_of(self.model.hidden),
+                has_bias,
+            });
+            let bindings = vec![
+                Bind::Weight(matrix, i),
+                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(x[1]),
+                bias,
+                Bind::Buffer(self.prefill.h),
+            ];
+            self.push(Mode::Prefill, label, op, Some(planes), bindings);
+        }
+        self.decode_normed = false;
+        self.prefill_normed = false;
+    }
+
+    fn add_norm(&mut self, label: &str, post_norm: VectorId, next_norm: VectorId) {
+        let op = Op::AddNorm(kernel::AddNorm {
+            vectors: Self::vectors_of(self.model.hidden),
+            inv_cols: 1.0 / self.model.hidden as f32,
+            eps: self.model.eps,
+        });
+        for mode in [Mode::Decode, Mode::Prefill] {
+            let scratch = self.scratch(mode);
+            let bindings = vec![
+                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(scratch.y),
+                Bind::Vector(post_norm),
+                Bind::Vector(next_norm),
+                Bind::Buffer(scratch.h),
+                Bind::Buffer(scratch.x),
+            ];
+            self.push(mode, label, op, None, bindings);
+        }
+        self.decode_normed = true;
+        self.prefill_normed = true;
+    }
+
+    /// Logits of one column and the choice of the next token.
+    pub(super) fn head(&mut self, matrix: MatrixId, bias: Option<VectorId>, logits: BufferId) {
+        let from = Source { matrix, bias, row0: 0 };
+        self.matvec(from, self.decode.x, self.decode_norm(), logits, "head");
+        self.cap(Mode::Decode, logits);
+        let op = Op::Sample(kernel::Sample {
+            vocab: self.model.vocab as u32,
+        });
+        let bindings = [self.fixed.settings, logits, self.fixed.ctl].map(Bind::Buffer).to_vec();
+        self.push(Mode::Decode, "sample", op, None, bindings);
+    }
+
+    /// Logits of every column of a chunk.
+    pub(super) fn all_logits(&mut self, matrix: MatrixId, bias: Option<VectorId>, norm: VectorId, logits: BufferId) {
+        self.norm(norm, "head.norm");
+        let from = Source { matrix, bias, row0: 0 };
+        self.matmul(from, self.prefill.x, logits, Self::vectors_of(self.model.vocab), "head");
+        self.cap(Mode::Prefill, logits);
+    }
+
+    /// Multiplies and caps logits, where the network does.
+    fn cap(&mut self, mode: Mode, logits: BufferId) {
+        let (multiplier, cap) = (self.model.logit_multiplier, self.model.logit_softcap);
+        if multiplier == 1.0 && cap == 0.0 {
+            return;
+        }
+        let vectors = Self::vectors_of(self.model.vocab);
+        let op = Op::Cap(kernel::Cap {
+            vectors,
+            multiplier,
+            cap,
+        });
+        let bindings = [self.fixed.ctl, logits].map(Bind::Buffer).to_vec();
+        self.push(mode, "head.cap", op, None, bindings);
+    }
+}
+
+/// An input that needs no norm: the factor 1 / sqrt(0 + 1).
+const AS_IT_IS: DecodeNorm = DecodeNorm {
+    square_vectors: 0,
+    inv_cols: 0.0,
+    eps: 1.0,
+};
