@@ -277,13 +277,7 @@ impl Session {
     /// `hidden[layer]`.
     ///
     /// Errors: as [`Session::prefill`]; `Usage` when the plan has no such program.
-    pub fn logits(
-        &mut self,
-        tokens: &[u32],
-        prefill: usize,
-        hidden: bool,
-        sink: LogitsSink,
-    ) -> Result<()> {
+    pub fn logits(&mut self, tokens: &[u32], prefill: usize, hidden: bool, sink: LogitsSink) -> Result<()> {
         self.check(tokens)?;
         self.clear();
         let (first, rest) = tokens.split_at(prefill.min(tokens.len()));
