@@ -133,6 +133,9 @@ fn announce(engine: &Engine, out: &Output) {
     if let Some(notice) = &placement.notice {
         out.note(format!("note: {notice}"));
     }
+    if engine.container().masks_section().is_some() {
+        out.note("note: the file has task masks, which are not run yet; this is the full model");
+    }
     out.note(format!(
         "{} ({}, {}): {} layers, {} weights, {} buffers, context {}, loaded in {:.2} s",
         placement.name,

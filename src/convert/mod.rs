@@ -1,6 +1,6 @@
 //! From other people's files to a container: Hugging Face directories, GGUF files, and containers of another type.
 //!
-//! An importer describes its source as a [`Model`]: a header, and tensors as matrices that can be read row by row. What
+//! An importer describes its source as a `Model`: a header, and tensors as matrices that can be read row by row. What
 //! happens then is the same for all: every tensor gets a type, is encoded from the map and written. Nothing is held in
 //! memory but the tensor in hand. Nothing here knows a device.
 

@@ -138,6 +138,12 @@ fn info_shows_what_cannot_be_run_and_says_why() {
     assert!(!skill["skills"].as_array().unwrap().is_empty());
     let masked = run(&["info", &path("qwen2-q8_row-densemasks.cmf"), "--json"]).json();
     assert!(masked["masks"][0]["name"] == "general", "{}", masked["masks"]);
+    let answer = run(&["run", &path("qwen2-q8_row-densemasks.cmf"), "-p", "x", "-n", "1"]);
+    assert!(
+        answer.stderr.contains("note: the file has task masks"),
+        "{}",
+        answer.stderr
+    );
     let shards = run(&["info", &path("llama_tied-q8_row-sharded-00002-of-00003.cmf"), "--json"]).json();
     assert_eq!(shards["shards"].as_array().unwrap().len(), 3);
     let mtp = run(&["info", &path("qwen3_mtp-q8-appended.cmf"), "--json"]).json();
