@@ -1,19 +1,12 @@
 //! A column's result does not depend on how many columns run with it, nor on the kernel that computes it: to the bit, on the
 //! device.
 
-mod common;
-
-use cmf_gpu::parity::{self, Case, Rig, Round};
+use cmf_gpu::parity::{self, Rig, Round};
 use cmf_gpu::program::{BufferId, Ctl, Extent};
 use std::collections::BTreeMap;
 
-fn case(name: &str) -> Case {
-    let found = parity::cases().into_iter().find(|case| case.name() == name);
-    found.unwrap_or_else(|| panic!("no case {name}"))
-}
-
 fn rig(name: &str) -> Rig {
-    case(name).rig(common::device().max_binding()).unwrap()
+    crate::case(name).rig(crate::device().max_binding()).unwrap()
 }
 
 fn buffer(rig: &Rig, label: &str) -> BufferId {
@@ -46,7 +39,7 @@ fn output(rig: &Rig, round: Round) -> Vec<u32> {
         rounds: vec![round],
         ..rig.clone()
     };
-    let mut all = parity::outputs(&common::device(), &rig).unwrap();
+    let mut all = parity::outputs(&crate::device(), &rig).unwrap();
     assert_eq!(all.len(), 1);
     all.remove(0)
 }
