@@ -1,6 +1,7 @@
 //! What needs a device: kernels, programs and whole models. A test that finds no adapter fails; software Vulkan counts.
 
 mod goldens;
+mod host;
 mod invariance;
 mod parity;
 
