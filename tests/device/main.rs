@@ -1,17 +1,23 @@
-//! The device that tests run on, and the models they run. A test that needs one and finds none fails; software Vulkan counts.
+//! What needs a device: kernels, programs and whole models. A test that finds no adapter fails; software Vulkan counts.
+
+mod goldens;
+mod host;
+mod invariance;
+mod parity;
 
 use cmf_gpu::container::Container;
 use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::{Device, DeviceOptions, adapters};
 use cmf_gpu::model::bind;
+use cmf_gpu::parity::{Case, cases};
 use cmf_gpu::program::{Plan, PlanOptions, plan};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 /// The machine's best adapter, opened anew with these options.
-pub fn open(options: DeviceOptions) -> Arc<Device> {
+fn open(options: DeviceOptions) -> Arc<Device> {
     let all = adapters();
     let Some(best) = all.first() else {
         panic!(
@@ -23,20 +29,20 @@ pub fn open(options: DeviceOptions) -> Arc<Device> {
 
 static DEFAULT: LazyLock<Arc<Device>> = LazyLock::new(|| open(DeviceOptions::default()));
 
-/// The device with default options, shared by the tests of one file: pipelines are made once.
-pub fn device() -> Arc<Device> {
+/// The device with default options, shared by all tests: pipelines are made once.
+fn device() -> Arc<Device> {
     DEFAULT.clone()
 }
 
 /// A golden model's directory.
-pub fn golden_dir(name: &str) -> PathBuf {
+fn golden_dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/models")
         .join(name)
 }
 
 /// A golden model converted to a type of weights. The directory goes with the guard.
-pub fn golden(name: &str, quant: Dtype) -> (Arc<Container>, tempfile::TempDir) {
+fn golden(name: &str, quant: Dtype) -> (Arc<Container>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.cmf");
     convert(&golden_dir(name), &file, &Options { quant }, &mut |_| {
@@ -47,7 +53,13 @@ pub fn golden(name: &str, quant: Dtype) -> (Arc<Container>, tempfile::TempDir) {
 }
 
 /// The plan of a container.
-pub fn plan_of(container: &Container, options: &PlanOptions) -> Arc<Plan> {
+fn plan_of(container: &Container, options: &PlanOptions) -> Arc<Plan> {
     let model = bind(&container.header().arch, container).unwrap();
     Arc::new(plan(&model, container, options).unwrap())
+}
+
+/// The case of this name.
+fn case(name: &str) -> Case {
+    let found = cases().into_iter().find(|case| case.name() == name);
+    found.unwrap_or_else(|| panic!("no case {name}"))
 }

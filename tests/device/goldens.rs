@@ -3,8 +3,6 @@
 //! The tolerance is absolute: a wrong constant or wire moves logits by 0.04 at least, summing in another order by 1e-4 at
 //! most.
 
-mod common;
-
 use cmf_gpu::container::Container;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::GpuExecutor;
@@ -31,9 +29,9 @@ struct Golden {
 
 impl Golden {
     fn open(name: &str) -> Golden {
-        let (tensors, guard) = common::golden(name, Dtype::F16);
+        let (tensors, guard) = crate::golden(name, Dtype::F16);
         Golden {
-            path: common::golden_dir(name),
+            path: crate::golden_dir(name),
             tensors,
             _dir: guard,
         }
@@ -47,11 +45,11 @@ impl Golden {
             max_binding,
             all_logits: true,
         };
-        common::plan_of(&self.tensors, &options)
+        crate::plan_of(&self.tensors, &options)
     }
 
     fn device(&self, chunk: u32) -> Session {
-        let device = common::device();
+        let device = crate::device();
         let plan = self.plan(chunk, device.max_binding());
         let executor = GpuExecutor::new(device, plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap();
         Session::new(plan, Box::new(executor))

@@ -1,8 +1,7 @@
 //! The device against the reference: every kernel, whole programs, and variants of kernels against each other, bit by bit.
 //! Mistakes planted on one side show that the comparison sees them.
 
-mod common;
-
+use crate::case;
 use cmf_gpu::container::{MemoryTensors, TensorId, Tensors};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::{Device, DeviceOptions, GpuExecutor};
@@ -34,12 +33,12 @@ fn all_pass(outcome: &Outcome) {
 
 #[test]
 fn every_kernel_agrees_with_the_reference() {
-    all_pass(&parity::kernels(&common::device(), None, &mut silent).unwrap());
+    all_pass(&parity::kernels(&crate::device(), None, &mut silent).unwrap());
 }
 
 #[test]
 fn a_filter_picks_cases_by_name() {
-    let outcome = parity::kernels(&common::device(), Some("attn_merge 9/3"), &mut silent).unwrap();
+    let outcome = parity::kernels(&crate::device(), Some("attn_merge 9/3"), &mut silent).unwrap();
     all_pass(&outcome);
     assert_eq!(outcome.worst.len(), 1);
     assert_eq!(outcome.worst[0].0, "attn_merge");
@@ -48,8 +47,8 @@ fn a_filter_picks_cases_by_name() {
 // Programs.
 
 fn programs_of(name: &str, quant: Dtype, kv: Kv) {
-    let device = common::device();
-    let (tensors, _guard) = common::golden(name, quant);
+    let device = crate::device();
+    let (tensors, _guard) = crate::golden(name, quant);
     let options = PlanOptions {
         // Prefill to position 54, decode past the end of the first attention block.
         ctx: 120,
@@ -58,7 +57,7 @@ fn programs_of(name: &str, quant: Dtype, kv: Kv) {
         max_binding: device.max_binding(),
         all_logits: kv == Kv::F32,
     };
-    let plan = common::plan_of(&tensors, &options);
+    let plan = crate::plan_of(&tensors, &options);
     let subject = Subject { plan, tensors };
     all_pass(&parity::programs(&device, &subject, &subject, &mut silent).unwrap());
 }
@@ -100,8 +99,8 @@ fn options() -> DeviceOptions {
 #[test]
 fn subgroups_and_workgroup_memory_give_the_same_bits() {
     let (base, tree) = (
-        common::device(),
-        common::open(DeviceOptions {
+        crate::device(),
+        crate::open(DeviceOptions {
             force_tree: true,
             ..options()
         }),
@@ -117,16 +116,16 @@ fn subgroups_and_workgroup_memory_give_the_same_bits() {
 
 #[test]
 fn checked_and_unchecked_shaders_give_the_same_bits() {
-    let checked = common::open(DeviceOptions {
+    let checked = crate::open(DeviceOptions {
         checked_shaders: true,
         ..options()
     });
-    same_bits(&common::device(), &checked, |_| true);
+    same_bits(&crate::device(), &checked, |_| true);
 }
 
 #[test]
 fn both_decoders_of_halves_give_the_same_bits() {
-    let exact = common::open(DeviceOptions {
+    let exact = crate::open(DeviceOptions {
         force_exact_half: true,
         ..options()
     });
@@ -134,7 +133,7 @@ fn both_decoders_of_halves_give_the_same_bits() {
     let outcome = parity::kernels(&exact, Some("subnormal"), &mut silent).unwrap();
     all_pass(&outcome);
     let halves = ["f16", "q8_row", "q8_2f", "q4_block", "q4_tiled"];
-    same_bits(&common::device(), &exact, |case| {
+    same_bits(&crate::device(), &exact, |case| {
         case.kind()
             .split('.')
             .nth(1)
@@ -145,7 +144,7 @@ fn both_decoders_of_halves_give_the_same_bits() {
 
 #[test]
 fn segments_give_the_same_bits() {
-    let cut = common::open(DeviceOptions {
+    let cut = crate::open(DeviceOptions {
         max_segment: Some(1 << 20),
         ..options()
     });
@@ -155,12 +154,12 @@ fn segments_give_the_same_bits() {
         let segments = case.rig(cut.max_binding()).unwrap().plan.matrices[0].segments.len();
         assert!(segments > 1, "{} is not cut", case.name());
     }
-    same_bits(&common::device(), &cut, large);
+    same_bits(&crate::device(), &cut, large);
 }
 
 #[test]
 fn a_model_in_segments_gives_the_same_bits() {
-    let (tensors, _guard) = common::golden("llama_tied", Dtype::Q8Row);
+    let (tensors, _guard) = crate::golden("llama_tied", Dtype::Q8Row);
     let logits = |device: Arc<Device>, segments_of_head: usize| {
         let options = PlanOptions {
             ctx: 48,
@@ -169,7 +168,7 @@ fn a_model_in_segments_gives_the_same_bits() {
             max_binding: device.max_binding(),
             all_logits: true,
         };
-        let plan = common::plan_of(&tensors, &options);
+        let plan = crate::plan_of(&tensors, &options);
         assert_eq!(plan.matrices[0].segments.len(), segments_of_head);
         let executor = GpuExecutor::new(device, plan.clone(), &*tensors, &mut |_, _| Ok(())).unwrap();
         let mut session = Session::new(plan, Box::new(executor));
@@ -184,19 +183,14 @@ fn a_model_in_segments_gives_the_same_bits() {
         all
     };
     // 512 rows of 128 bytes.
-    let cut = common::open(DeviceOptions {
+    let cut = crate::open(DeviceOptions {
         max_segment: Some(24 << 10),
         ..options()
     });
-    assert!(logits(common::device(), 1) == logits(cut, 3));
+    assert!(logits(crate::device(), 1) == logits(cut, 3));
 }
 
 // Planted mistakes.
-
-fn case(name: &str) -> Case {
-    let found = parity::cases().into_iter().find(|case| case.name() == name);
-    found.unwrap_or_else(|| panic!("no case {name}"))
-}
 
 /// The same tensors with one bit of one payload flipped.
 fn flipped(tensors: &dyn Tensors, id: TensorId, byte: usize, bit: u32) -> Arc<dyn Tensors> {
@@ -211,7 +205,7 @@ fn flipped(tensors: &dyn Tensors, id: TensorId, byte: usize, bit: u32) -> Arc<dy
 }
 
 fn refused(tried: &Rig, case: &Case) -> String {
-    let device = common::device();
+    let device = crate::device();
     let good = case.rig(device.max_binding()).unwrap();
     match parity::compare(&device, tried, &good, case.tolerance()).unwrap() {
         Ok(error) => panic!("{}: a mistake passed with error {error:e}", case.name()),
@@ -327,8 +321,8 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
 
 #[test]
 fn a_wrong_weight_in_a_model_is_found_by_the_name_of_its_step() {
-    let device = common::device();
-    let (tensors, _guard) = common::golden("llama_untied", Dtype::Q8Row);
+    let device = crate::device();
+    let (tensors, _guard) = crate::golden("llama_untied", Dtype::Q8Row);
     let options = PlanOptions {
         ctx: 32,
         chunk: 8,
@@ -336,7 +330,7 @@ fn a_wrong_weight_in_a_model_is_found_by_the_name_of_its_step() {
         max_binding: device.max_binding(),
         all_logits: false,
     };
-    let plan = common::plan_of(&tensors, &options);
+    let plan = crate::plan_of(&tensors, &options);
     let id = tensors.find("model.layers.1.mlp.down_proj.weight").unwrap();
     // The lowest bit of the first row's scale.
     let (rows, cols) = tensors.infos()[id].rows_cols();
@@ -355,8 +349,8 @@ fn a_wrong_weight_in_a_model_is_found_by_the_name_of_its_step() {
 
 #[test]
 fn a_wrong_parameter_in_a_model_is_found_by_the_name_of_its_step() {
-    let device = common::device();
-    let (tensors, _guard) = common::golden("qwen3", Dtype::F16);
+    let device = crate::device();
+    let (tensors, _guard) = crate::golden("qwen3", Dtype::F16);
     let options = PlanOptions {
         ctx: 32,
         chunk: 8,
@@ -364,7 +358,7 @@ fn a_wrong_parameter_in_a_model_is_found_by_the_name_of_its_step() {
         max_binding: device.max_binding(),
         all_logits: false,
     };
-    let plan = common::plan_of(&tensors, &options);
+    let plan = crate::plan_of(&tensors, &options);
     let reference = Subject {
         plan: plan.clone(),
         tensors: tensors.clone(),
