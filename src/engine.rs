@@ -516,6 +516,9 @@ pub fn sampling_defaults(provenance: &Value) -> Sampling {
     if let Some(top_p) = number("top_p") {
         sampling.top_p = top_p;
     }
+    if let Some(penalty) = number("repetition_penalty") {
+        sampling.repeat_penalty = penalty;
+    }
     if let Some(min_p) = number("min_p") {
         sampling.min_p = min_p;
     }

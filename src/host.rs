@@ -11,7 +11,7 @@ use crate::dtype::RowDecoder;
 use crate::error::{Error, Kind, Result, bail};
 use crate::kernel::{self, Op};
 use crate::program::{Bind, BufferId, Counters, Ctl, Executor, Extent, Fill, Plan, Step, Ticket, Which};
-use crate::sampling::{Choice, MAX_STOPS, choose};
+use crate::sampling::{self, Choice, choose};
 use cmf_kernels_ref::op::rms_norm::rms_norm;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -307,7 +307,9 @@ impl Bound<'_> {
         }
         let settings = part(self.words(0)?, 0, crate::sampling::SETTINGS_WORDS, "settings")?;
         let logits = part(self.floats(1)?, 0, p.vocab as usize, "logits")?;
-        match choose(logits, settings, ctl.pos + ctl.columns) {
+        let seen = part(self.words(3)?, 0, p.vocab as usize, "seen")?;
+        let counts = sampling::counts_tokens(settings);
+        match choose(logits, settings, seen, ctl.pos + ctl.columns) {
             Choice::NonFinite => ctl.stop = 2,
             Choice::Token(token) => {
                 ctl.token = token;
@@ -315,9 +317,12 @@ impl Bound<'_> {
                 ctl.pos += ctl.columns;
                 ctl.columns = 1;
                 ctl.step += 1;
-                let stops = (settings[7] as usize).min(MAX_STOPS);
-                if settings[8..8 + stops].contains(&token) {
+                if sampling::stops(settings).contains(&token) {
                     ctl.stop = 1;
+                }
+                if counts {
+                    let seen = self.words_mut(3, token as usize, 1)?;
+                    seen[0] = seen[0].wrapping_add(1);
                 }
             }
         }

@@ -290,7 +290,7 @@ impl Kernel {
             Kernel::Sample => &Row {
                 stem: "sample",
                 libs: &["ctl"],
-                bindings: &[("settings", Read), ("logits", Read), ("ctl", Write)],
+                bindings: &[("settings", Read), ("logits", Read), ("ctl", Write), ("seen", Write)],
                 threads: Some(256),
                 weights: false,
                 kv: false,

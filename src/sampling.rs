@@ -4,11 +4,16 @@
 //! equal tokens. Draws come from a counter-based generator (Philox 2x32-10, Salmon et al. 2011) keyed by seed and position.
 
 use crate::error::{Result, bail};
+use bytemuck::{Pod, Zeroable};
 
 /// Stop tokens the device can watch for.
 pub const MAX_STOPS: usize = 16;
-/// Words of the settings buffer: 8 of settings, the stop tokens, both tables.
-pub const SETTINGS_WORDS: usize = 8 + MAX_STOPS + 2048;
+/// Words of the settings buffer before the stop tokens.
+const HEAD_WORDS: usize = 16;
+/// Words of the settings buffer: settings, the stop tokens, both tables.
+pub const SETTINGS_WORDS: usize = HEAD_WORDS + MAX_STOPS + 2048;
+/// The mark of a prompt token in the buffer of seen tokens; the other bits count how often a token was sampled.
+pub const SEEN_IN_PROMPT: u32 = 1 << 31;
 
 /// Settings of one answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +26,12 @@ pub struct Sampling {
     pub top_p: f32,
     /// Only tokens at least this probable relative to the best; 0 = all.
     pub min_p: f32,
+    /// Divides the positive logits of tokens in the prompt or the answer, multiplies the negative ones; 1 = off.
+    pub repeat_penalty: f32,
+    /// Subtracted from the logits of tokens in the answer.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a token as often as it is in the answer.
+    pub frequency_penalty: f32,
     /// Key of the random draws.
     pub seed: u64,
 }
@@ -32,9 +43,32 @@ impl Default for Sampling {
             top_k: 40,
             top_p: 0.95,
             min_p: 0.0,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             seed: 0,
         }
     }
+}
+
+/// The head of the settings buffer; a test holds it to `Settings` in `shaders/op/sample.wgsl`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+struct Head {
+    greedy: u32,
+    top_k: u32,
+    top_p: u32,
+    min_mass: u32,
+    log2_scale: f32,
+    seed_low: u32,
+    seed_high: u32,
+    stops: u32,
+    penalised: u32,
+    repeat: f32,
+    repeat_inverse: f32,
+    presence: f32,
+    frequency: f32,
+    padding: [u32; 3],
 }
 
 impl Sampling {
@@ -61,7 +95,23 @@ impl Sampling {
         if !(0.0..=1.0).contains(&self.min_p) {
             bail!(Usage, "min-p {}: wanted 0 to 1", self.min_p);
         }
+        if !(0.01..=100.0).contains(&self.repeat_penalty) {
+            bail!(Usage, "repeat penalty {}: wanted 0.01 to 100", self.repeat_penalty);
+        }
+        for (name, penalty) in [
+            ("presence", self.presence_penalty),
+            ("frequency", self.frequency_penalty),
+        ] {
+            if !(-100.0..=100.0).contains(&penalty) {
+                bail!(Usage, "{name} penalty {penalty}: wanted -100 to 100");
+            }
+        }
         Ok(())
+    }
+
+    /// Whether seen tokens are treated differently, so that the sampler must know them.
+    pub fn penalises(&self) -> bool {
+        self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
     /// The settings buffer. Errors: `Usage` for invalid values or too many stop tokens.
@@ -82,18 +132,25 @@ impl Sampling {
         } else {
             ((self.top_p as f64 * 4294967296.0) as u32).max(1)
         };
-        let mut words = vec![
-            u32::from(greedy),
-            self.top_k,
+        let head = Head {
+            greedy: u32::from(greedy),
+            top_k: self.top_k,
             top_p,
-            (self.min_p as f64 * 2147483648.0) as u32,
-            log2_scale.to_bits(),
-            self.seed as u32,
-            (self.seed >> 32) as u32,
-            stops.len() as u32,
-        ];
+            min_mass: (self.min_p as f64 * 2147483648.0) as u32,
+            log2_scale,
+            seed_low: self.seed as u32,
+            seed_high: (self.seed >> 32) as u32,
+            stops: stops.len() as u32,
+            penalised: u32::from(self.penalises()),
+            repeat: self.repeat_penalty,
+            repeat_inverse: 1.0 / self.repeat_penalty,
+            presence: self.presence_penalty,
+            frequency: self.frequency_penalty,
+            padding: [0; 3],
+        };
+        let mut words: Vec<u32> = bytemuck::cast_slice(&[head]).to_vec();
         words.extend_from_slice(stops);
-        words.resize(8 + MAX_STOPS, 0);
+        words.resize(HEAD_WORDS + MAX_STOPS, 0);
         let table = |step: f64| (0..1024).map(move |i| (2147483648.0 * (-i as f64 * step).exp2()).round() as u32);
         words.extend(table(1.0 / 1024.0));
         words.extend(table(1.0 / 1048576.0));
@@ -110,8 +167,40 @@ pub enum Choice {
     NonFinite,
 }
 
-/// The reference sampler: `settings` as [`Sampling::words`] made them, `position` that of the token to choose.
-pub fn choose(logits: &[f32], settings: &[u32], position: u32) -> Choice {
+fn head(settings: &[u32]) -> Head {
+    bytemuck::pod_read_unaligned(bytemuck::cast_slice(&settings[..HEAD_WORDS]))
+}
+
+/// The stop tokens of a settings buffer.
+pub fn stops(settings: &[u32]) -> &[u32] {
+    let count = (head(settings).stops as usize).min(MAX_STOPS);
+    &settings[HEAD_WORDS..HEAD_WORDS + count]
+}
+
+/// Whether a settings buffer wants sampled tokens counted.
+pub fn counts_tokens(settings: &[u32]) -> bool {
+    head(settings).penalised != 0
+}
+
+/// The logits after penalties, by `seen`'s marks.
+fn penalised(logits: &[f32], head: &Head, seen: &[u32]) -> Vec<f32> {
+    let penalise = |(&raw, &marks): (&f32, &u32)| {
+        if head.penalised == 0 || marks == 0 {
+            return raw;
+        }
+        let count = marks & !SEEN_IN_PROMPT;
+        let once = if count != 0 { head.presence } else { 0.0 };
+        let factor = if raw > 0.0 { head.repeat_inverse } else { head.repeat };
+        raw.mul_add(factor, -head.frequency.mul_add(count as f32, once))
+    };
+    logits.iter().zip(seen).map(penalise).collect()
+}
+
+/// The reference sampler: `settings` as [`Sampling::words`] made them, `seen` a word for each logit, `position` that of the
+/// token to choose.
+pub fn choose(logits: &[f32], settings: &[u32], seen: &[u32], position: u32) -> Choice {
+    let head = head(settings);
+    let logits = penalised(logits, &head, seen);
     if logits.iter().any(|logit| !logit.is_finite()) || logits.is_empty() {
         return Choice::NonFinite;
     }
@@ -121,12 +210,12 @@ pub fn choose(logits: &[f32], settings: &[u32], position: u32) -> Choice {
             best = i;
         }
     }
-    if settings[0] != 0 {
+    if head.greedy != 0 {
         return Choice::Token(best as u32);
     }
-    let (top_k, top_p, min_mass) = (settings[1] as usize, settings[2], settings[3]);
-    let scale = f32::from_bits(settings[4]);
-    let tables = &settings[8 + MAX_STOPS..];
+    let (top_k, top_p, min_mass) = (head.top_k as usize, head.top_p, head.min_mass);
+    let scale = head.log2_scale;
+    let tables = &settings[HEAD_WORDS + MAX_STOPS..];
     let mass = |logit: f32| -> u32 {
         let fixed = (((logits[best] - logit) * scale).min(40.0) * 1048576.0) as u32;
         let product = (u64::from(tables[(fixed >> 10 & 1023) as usize])
@@ -165,7 +254,7 @@ pub fn choose(logits: &[f32], settings: &[u32], position: u32) -> Choice {
         order.truncate(keep);
     }
     order.sort_unstable();
-    let target = scaled(total(&order), random_bits(settings[5], settings[6], position));
+    let target = scaled(total(&order), random_bits(head.seed_low, head.seed_high, position));
     let mut sum = 0;
     for &i in &order {
         let m = mass(logits[i]);
@@ -212,13 +301,14 @@ mod tests {
             top_p: 1.0,
             min_p: 0.0,
             seed: 7,
+            ..Sampling::default()
         }
         .words(&[])
         .unwrap();
         let n = 40_000;
         let mut counts = [0f64; 4];
         for position in 0..n {
-            match choose(&logits, &settings, position) {
+            match choose(&logits, &settings, &[0; 8], position) {
                 Choice::Token(token) => counts[token as usize] += 1.0,
                 Choice::NonFinite => unreachable!(),
             }
@@ -241,7 +331,7 @@ mod tests {
         let logits = [3.0f32, 2.0, 2.0, 1.0, -5.0];
         let drawn = |sampling: Sampling| {
             let settings = sampling.words(&[]).unwrap();
-            let tokens = (0..2000).map(|position| match choose(&logits, &settings, position) {
+            let tokens = (0..2000).map(|position| match choose(&logits, &settings, &[0; 8], position) {
                 Choice::Token(token) => token,
                 Choice::NonFinite => unreachable!(),
             });
@@ -256,6 +346,7 @@ mod tests {
             top_p: 1.0,
             min_p: 0.0,
             seed: 1,
+            ..Sampling::default()
         };
         assert_eq!(
             drawn(Sampling {
@@ -292,9 +383,9 @@ mod tests {
     #[test]
     fn non_finite_logits_are_not_a_token() {
         let settings = Sampling::greedy().words(&[]).unwrap();
-        assert_eq!(choose(&[0.0, f32::NAN], &settings, 0), Choice::NonFinite);
-        assert_eq!(choose(&[0.0, f32::INFINITY], &settings, 0), Choice::NonFinite);
-        assert_eq!(choose(&[1.0, 3.0, 3.0], &settings, 0), Choice::Token(1));
+        assert_eq!(choose(&[0.0, f32::NAN], &settings, &[0; 8], 0), Choice::NonFinite);
+        assert_eq!(choose(&[0.0, f32::INFINITY], &settings, &[0; 8], 0), Choice::NonFinite);
+        assert_eq!(choose(&[1.0, 3.0, 3.0], &settings, &[0; 8], 0), Choice::Token(1));
         assert!(
             Sampling {
                 top_p: f32::NAN,
@@ -303,5 +394,59 @@ mod tests {
             .words(&[])
             .is_err()
         );
+    }
+
+    #[test]
+    fn penalties_move_seen_tokens_only() {
+        let logits = [2.0f32, 1.9, -1.0, -1.1];
+        let chosen = |sampling: Sampling, seen: [u32; 4]| {
+            let settings = sampling.words(&[]).unwrap();
+            choose(&logits, &settings, &seen, 0)
+        };
+        let greedy = Sampling::greedy();
+        let repeat = Sampling {
+            repeat_penalty: 1.2,
+            ..greedy.clone()
+        };
+        assert_eq!(chosen(repeat.clone(), [0; 4]), Choice::Token(0));
+        assert_eq!(chosen(repeat.clone(), [SEEN_IN_PROMPT, 0, 0, 0]), Choice::Token(1));
+        assert_eq!(chosen(repeat, [SEEN_IN_PROMPT, 1, 0, 0]), Choice::Token(0));
+        let presence = Sampling {
+            presence_penalty: 0.2,
+            ..greedy.clone()
+        };
+        // A prompt token is not an answer's.
+        assert_eq!(chosen(presence.clone(), [SEEN_IN_PROMPT, 0, 0, 0]), Choice::Token(0));
+        assert_eq!(chosen(presence, [5, 0, 0, 0]), Choice::Token(1));
+        let frequency = Sampling {
+            frequency_penalty: 0.06,
+            ..greedy
+        };
+        assert_eq!(chosen(frequency.clone(), [1, 0, 0, 0]), Choice::Token(0));
+        assert_eq!(chosen(frequency, [2, 0, 0, 0]), Choice::Token(1));
+    }
+
+    #[test]
+    fn the_head_is_what_the_shader_reads() {
+        let shader = include_str!("../shaders/op/sample.wgsl");
+        let fields = shader
+            .split("struct Settings {")
+            .nth(1)
+            .unwrap()
+            .split("stop_tokens")
+            .next()
+            .unwrap();
+        let names: Vec<_> = fields
+            .lines()
+            .filter_map(|line| line.trim().split_once(':'))
+            .map(|(name, _)| name)
+            .collect();
+        let ours = "greedy top_k top_p min_mass log2_scale seed_low seed_high stops penalised repeat repeat_inverse presence frequency";
+        assert_eq!(names.join(" "), ours);
+        let debug = format!("{:?}", Head::default());
+        assert!(ours.split(' ').all(|name| debug.contains(&format!("{name}: "))));
+        // `stop_tokens` is aligned to 16 bytes.
+        assert_eq!(HEAD_WORDS * 4, names.len().next_multiple_of(4) * 4);
+        assert_eq!(size_of::<Head>(), HEAD_WORDS * 4);
     }
 }

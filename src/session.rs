@@ -4,7 +4,7 @@
 
 use crate::error::{Result, bail};
 use crate::program::{Counters, Ctl, Executor, Extent, Plan, Ticket, Which};
-use crate::sampling::Sampling;
+use crate::sampling::{SEEN_IN_PROMPT, Sampling};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -219,6 +219,13 @@ impl Session {
             return Ok(Finish::Length);
         }
         self.executor.write(self.plan.fixed.settings, &settings)?;
+        if generation.sampling.penalises() {
+            let mut seen = vec![0; self.plan.vocab as usize];
+            for &token in &self.cached {
+                seen[token as usize] = SEEN_IN_PROMPT;
+            }
+            self.executor.write(self.plan.fixed.seen, &seen)?;
+        }
         let start = self.cached.len();
         let columns = std::mem::take(&mut self.pending_columns);
         let extent = Extent {

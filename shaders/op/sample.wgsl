@@ -2,7 +2,8 @@
 // softmax(logits / temperature) cut by top-k, top-p and min-p. Nothing is sorted: a token's probability is an integer mass
 // 2^31 * 2^((logit - max) * log2(e) / temperature), made from tables by integer arithmetic, thresholds come from radix
 // histograms of counts and masses, and the draw walks the vocabulary in order. Equal logits therefore give equal tokens
-// on every device. logits [vocab]; settings: see `Settings`; tables: 1024 entries 2^31 * 2^(-i/1024), 1024 of 2^(-i/2^20).
+// on every device. Penalties of tokens that were seen come first. logits [vocab]; settings: see `Settings`; tables: 1024
+// entries 2^31 * 2^(-i/1024), 1024 of 2^(-i/2^20); seen [vocab]: how often a token was sampled, and bit 31 for prompt tokens.
 struct Params {
     vocab: u32,
 }
@@ -15,6 +16,11 @@ struct Settings {
     seed_low: u32,
     seed_high: u32,
     stops: u32,        // how many stop tokens follow
+    penalised: u32,    // 1 = the penalties apply
+    repeat: f32,       // the repeat penalty: factor of a seen token's negative logit
+    repeat_inverse: f32,  // its inverse: factor of a positive one
+    presence: f32,     // subtracted from the logit of a sampled token
+    frequency: f32,    // subtracted as often as the token was sampled
     stop_tokens: array<vec4<u32>, 4>,
     tables: array<u32>,
 }
@@ -22,6 +28,7 @@ struct Settings {
 @group(0) @binding(1) var<storage, read> settings: Settings;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
 @group(0) @binding(3) var<storage, read_write> ctl: Ctl;
+@group(0) @binding(4) var<storage, read_write> seen: array<u32>;
 
 var<workgroup> best_values: array<f32, THREADS>;
 var<workgroup> best_tokens: array<u32, THREADS>;
@@ -32,6 +39,17 @@ var<workgroup> low: array<u32, THREADS>;
 var<workgroup> high: array<u32, THREADS>;
 var<workgroup> ties: array<u32, THREADS>;
 var<workgroup> shared_words: array<u32, 4>;
+
+// A logit after penalties.
+fn logit(i: u32) -> f32 {
+    let raw = logits[i];
+    if (settings.penalised == 0u) { return raw; }
+    let marks = seen[i];
+    if (marks == 0u) { return raw; }
+    let count = marks & 0x7fffffffu;
+    let cost = fma(settings.frequency, f32(count), select(0.0, settings.presence, count != 0u));
+    return fma(raw, select(settings.repeat, settings.repeat_inverse, raw > 0.0), -cost);
+}
 
 // A key that orders like the logit.
 fn key_of(value: f32) -> u32 {
@@ -138,7 +156,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     var value = -3.4e38;
     var token = 0u;
     for (var i = thread; i < params.vocab; i += THREADS) {
-        let v = logits[i];
+        let v = logit(i);
         if ((bitcast<u32>(v) & 0x7f800000u) == 0x7f800000u) { atomicStore(&bad, 1u); }
         if (v > value) { value = v; token = i; }
     }
@@ -165,6 +183,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     ctl.pos += ctl.columns;
     ctl.columns = 1u;
     ctl.step += 1u;
+    if (settings.penalised != 0u) { seen[token] += 1u; }
     for (var s = 0u; s < settings.stops; s += 1u) {
         if (settings.stop_tokens[s >> 2u][s & 3u] == token) { ctl.stop = 1u; }
     }
@@ -181,7 +200,7 @@ fn draw(thread: u32, largest: f32) -> u32 {
         for (var shift = 24u; ; shift -= 8u) {
             clear_bins(thread);
             for (var i = thread; i < params.vocab; i += THREADS) {
-                let key = key_of(logits[i]);
+                let key = key_of(logit(i));
                 if (shift == 24u || (key >> (shift + 8u)) == (edge >> (shift + 8u))) {
                     add_to_bin((key >> shift) & 255u, 1u);
                 }
@@ -204,7 +223,7 @@ fn draw(thread: u32, largest: f32) -> u32 {
         for (var shift = 24u; ; shift -= 8u) {
             clear_bins(thread);
             for (var i = thread; i < params.vocab; i += THREADS) {
-                let v = logits[i];
+                let v = logit(i);
                 let key = key_of(v);
                 if (key >= floor_edge && (shift == 24u || (key >> (shift + 8u)) == (prefix >> (shift + 8u)))) {
                     add_to_bin((key >> shift) & 255u, mass_of(v, largest));
@@ -247,7 +266,7 @@ fn draw(thread: u32, largest: f32) -> u32 {
         var rank = ties[thread];
         let slice = (params.vocab + THREADS - 1u) / THREADS;
         for (var i = thread * slice; i < min((thread + 1u) * slice, params.vocab); i += 1u) {
-            let v = logits[i];
+            let v = logit(i);
             let mass = kept(key_of(v), mass_of(v, largest), edge, edge_count, rank);
             if (key_of(v) == edge) { rank += 1u; }
             sum = add64(sum, mass);
@@ -279,7 +298,7 @@ fn kept_mass(thread: u32, largest: f32, edge: u32, edge_count: u32) -> vec2<u32>
     let end = min(begin + slice, params.vocab);
     var count = 0u;
     for (var i = begin; i < end; i += 1u) {
-        if (key_of(logits[i]) == edge) { count += 1u; }
+        if (key_of(logit(i)) == edge) { count += 1u; }
     }
     ties[thread] = count;
     workgroupBarrier();
@@ -292,7 +311,7 @@ fn kept_mass(thread: u32, largest: f32, edge: u32, edge_count: u32) -> vec2<u32>
     var sum = vec2<u32>(0u);
     var rank = before;
     for (var i = begin; i < end; i += 1u) {
-        let v = logits[i];
+        let v = logit(i);
         let key = key_of(v);
         sum = add64(sum, kept(key, mass_of(v, largest), edge, edge_count, rank));
         if (key == edge) { rank += 1u; }

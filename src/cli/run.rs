@@ -105,27 +105,19 @@ struct SamplingArgs {
     /// Always the most probable token
     #[arg(long, env = "CMF_GPU_GREEDY", value_parser = FalseyValueParser::new(), hide_env = true)]
     greedy: bool,
-    /// Only 1: penalties are not implemented yet
-    #[arg(long, visible_alias = "rep-penalty", env = "CMF_GPU_REPEAT_PENALTY", default_value_t = 1.0,
-          value_parser = neutral::<1>, hide_env = true)]
-    repeat_penalty: f32,
-    /// Only 0: penalties are not implemented yet
-    #[arg(long, env = "CMF_GPU_PRESENCE_PENALTY", default_value_t = 0.0, value_parser = neutral::<0>, hide_env = true)]
-    presence_penalty: f32,
-    /// Only 0: penalties are not implemented yet
-    #[arg(long, env = "CMF_GPU_FREQUENCY_PENALTY", default_value_t = 0.0, value_parser = neutral::<0>, hide_env = true)]
-    frequency_penalty: f32,
+    /// Makes tokens of the prompt and the answer less probable by this factor; 1 = off
+    #[arg(long, visible_alias = "rep-penalty", env = "CMF_GPU_REPEAT_PENALTY", allow_negative_numbers = true,
+          hide_env = true)]
+    repeat_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens in the answer; 0 = off
+    #[arg(long, env = "CMF_GPU_PRESENCE_PENALTY", allow_negative_numbers = true, hide_env = true)]
+    presence_penalty: Option<f32>,
+    /// Subtracted from a token's logit as often as it is in the answer; 0 = off
+    #[arg(long, env = "CMF_GPU_FREQUENCY_PENALTY", allow_negative_numbers = true, hide_env = true)]
+    frequency_penalty: Option<f32>,
     /// Drafting of tokens: auto or off, which are the same until it is implemented
     #[arg(long, env = "CMF_GPU_SPEC", default_value = "auto", value_parser = spec, hide_env = true)]
     spec: String,
-}
-
-fn neutral<const VALUE: u8>(text: &str) -> std::result::Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(value) if value == f32::from(VALUE) => Ok(value),
-        Ok(_) => Err(format!("penalties are not implemented yet; wanted {VALUE}")),
-        Err(err) => Err(err.to_string()),
-    }
 }
 
 fn spec(text: &str) -> std::result::Result<String, String> {
@@ -149,6 +141,9 @@ impl SamplingArgs {
             top_k: self.top_k.unwrap_or(defaults.top_k),
             top_p: self.top_p.unwrap_or(defaults.top_p),
             min_p: self.min_p.unwrap_or(defaults.min_p),
+            repeat_penalty: self.repeat_penalty.unwrap_or(defaults.repeat_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
             seed: self.seed.unwrap_or_else(random),
         };
         sampling.validate()?;

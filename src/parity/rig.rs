@@ -112,6 +112,7 @@ impl Spec {
                     ctl: CTL,
                     settings: SETTINGS,
                     tokens: TOKENS,
+                    seen: TOKENS,
                 },
                 ctx: POSITIONS,
                 chunk: 64,

@@ -40,6 +40,7 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         ctl: b.words("ctl", 64)?,
         settings: b.words("settings", sampling::SETTINGS_WORDS)?,
         tokens: b.words("tokens", chunk)?,
+        seen: b.words("seen", model.vocab)?,
     };
     let logits = b.columns("decode.logits", model.vocab, 1)?;
     let [decode, prefill] = b.scratch(model)?;

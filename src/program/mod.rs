@@ -268,6 +268,8 @@ pub struct Fixed {
     pub settings: BufferId,
     /// Tokens of a prefill chunk.
     pub tokens: BufferId,
+    /// Which tokens the conversation has seen: see `shaders/op/sample.wgsl`.
+    pub seen: BufferId,
 }
 
 /// Everything a session needs, as data.

@@ -358,7 +358,10 @@ impl<'a> Walk<'a> {
         let op = Op::Sample(kernel::Sample {
             vocab: self.model.vocab as u32,
         });
-        let bindings = [self.fixed.settings, logits, self.fixed.ctl].map(Bind::Buffer).to_vec();
+        let fixed = self.fixed;
+        let bindings = [fixed.settings, logits, fixed.ctl, fixed.seen]
+            .map(Bind::Buffer)
+            .to_vec();
         self.push(Mode::Decode, "sample", op, None, bindings);
     }
 

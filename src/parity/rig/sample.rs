@@ -7,30 +7,37 @@ use crate::error::Result;
 use crate::kernel::{self, Op};
 use crate::parity::cases::{Logits, Sample};
 use crate::program::{Bind, Ctl, Extent};
-use crate::sampling::Sampling;
+use crate::sampling::{SEEN_IN_PROMPT, Sampling};
 use std::sync::Arc;
 
 impl Maker {
     pub(super) fn sample(&mut self, spec: &Sample) -> Result<Arc<dyn Tensors>> {
         let vocab = spec.vocab as usize;
         let logits = self.buffer("logits", vocab);
+        let seen = self.buffer("seen", vocab);
         self.step(
             Op::Sample(kernel::Sample { vocab: spec.vocab }),
-            [SETTINGS, logits, CTL].map(Bind::Buffer).to_vec(),
+            [SETTINGS, logits, CTL, seen].map(Bind::Buffer).to_vec(),
         );
         let all = Sampling {
             temperature: 1.0,
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
-            seed: 0,
+            ..Sampling::default()
         };
         let with = |temperature, top_k, top_p, min_p| Sampling {
             temperature,
             top_k,
             top_p,
             min_p,
-            seed: 0,
+            ..Sampling::default()
+        };
+        let penalised = |sampling: Sampling| Sampling {
+            repeat_penalty: 1.3,
+            presence_penalty: 0.4,
+            frequency_penalty: 0.2,
+            ..sampling
         };
         let settings = [
             Sampling::greedy(),
@@ -44,6 +51,8 @@ impl Maker {
             with(1.0, 0, 1.0, 0.2),
             with(1.5, 40, 0.9, 0.05),
             with(0.01, 0, 1.0, 0.0),
+            penalised(Sampling::greedy()),
+            penalised(with(1.0, 20, 0.9, 0.01)),
         ];
         for sampling in &settings {
             for draw in 0..spec.draws {
@@ -63,6 +72,14 @@ impl Maker {
                     seed,
                     ..sampling.clone()
                 };
+                // Most tokens are new, some were in the prompt, some were sampled up to three times.
+                let marks = |bits: u64| match bits % 8 {
+                    0 => SEEN_IN_PROMPT,
+                    1 => SEEN_IN_PROMPT | (bits >> 8) as u32 % 4,
+                    2 => (bits >> 8) as u32 % 4,
+                    _ => 0,
+                };
+                let seen_before: Vec<u32> = (0..vocab).map(|_| marks(self.random.bits())).collect();
                 // A round in four comes after the end of an answer, which stays as it is.
                 let ctl = Ctl {
                     token: 3,
@@ -77,6 +94,7 @@ impl Maker {
                     inputs: vec![
                         (SETTINGS, settings.words(&stops)?),
                         (logits, words(&values)),
+                        (seen, seen_before),
                         (CTL, bytemuck::cast_slice(&[ctl]).to_vec()),
                     ],
                     extent: Extent { columns: 1, end: 1 },
