@@ -12,6 +12,27 @@ fn x_sum_if_needed(x: X32) -> f32 {
 // Which of the stacked tensors a row belongs to.
 fn part_of(row: u32) -> u32 { return u32(row >= params.part1) + u32(row >= params.part2); }
 
+// What one logical lane adds to the dot products of four rows.
+fn lane_dots(r0: Row, r1: Row, r2: Row, r3: Row, part: u32, other_part: u32, logical: u32) -> vec4<f32> {
+    var acc = vec4<f32>(0.0);
+    for (var unit = logical; unit < params.units; unit += LOGICAL_LANES) {
+        let raw = load_x(unit);
+        let v = prep_x(part, unit, raw);
+        let sum = x_sum_if_needed(v);
+        var other = v;
+        if (TWO_PARTS) { other = prep_x(other_part, unit, raw); }
+        let dots = vec4<f32>(
+            unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum),
+            unit_dot(r2, unit, other, sum), unit_dot(r3, unit, other, sum),
+        );
+        let unit_scales = vec4<f32>(
+            unit_scale(r0, unit), unit_scale(r1, unit), unit_scale(r2, unit), unit_scale(r3, unit),
+        );
+        acc = fma(unit_scales, dots, acc);
+    }
+    return acc;
+}
+
 // The dot products of four stored rows, without their row scales. Rows x and y share a part, and so do z and w.
 fn dot_rows(thread: u32, rows: vec4<u32>) -> vec4<f32> {
     let lane = thread % LANES;
@@ -21,25 +42,13 @@ fn dot_rows(thread: u32, rows: vec4<u32>) -> vec4<f32> {
     let r3 = row_open(rows.w);
     let part = part_of(rows.x);
     let other_part = part_of(rows.z);
+    // A loop of one step would hide from drivers that the one inside is the hot one.
+    if (STEPS == 1u) {
+        return team_sum(thread, lane_dots(r0, r1, r2, r3, part, other_part, lane));
+    }
     var stack: Joined;
     for (var step = 0u; step < STEPS; step += 1u) {
-        var acc = vec4<f32>(0.0);
-        for (var unit = logical_lane(lane, step); unit < params.units; unit += LOGICAL_LANES) {
-            let raw = load_x(unit);
-            let v = prep_x(part, unit, raw);
-            let sum = x_sum_if_needed(v);
-            var other = v;
-            if (TWO_PARTS) { other = prep_x(other_part, unit, raw); }
-            let dots = vec4<f32>(
-                unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum),
-                unit_dot(r2, unit, other, sum), unit_dot(r3, unit, other, sum),
-            );
-            let unit_scales = vec4<f32>(
-                unit_scale(r0, unit), unit_scale(r1, unit), unit_scale(r2, unit), unit_scale(r3, unit),
-            );
-            acc = fma(unit_scales, dots, acc);
-        }
-        join(&stack, step, acc);
+        join(&stack, step, lane_dots(r0, r1, r2, r3, part, other_part, logical_lane(lane, step)));
     }
     return team_sum(thread, joined(&stack));
 }
