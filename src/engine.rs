@@ -59,6 +59,8 @@ pub struct Answer {
     pub prompt_tokens: usize,
     /// Of those, tokens that were still cached.
     pub cached_tokens: usize,
+    /// Of those, tokens that were run: the others, unless it was cancelled first.
+    pub prefilled_tokens: usize,
     /// Why it ended.
     pub finish: Finish,
     /// Seconds from the start to the first token.
@@ -296,6 +298,7 @@ impl Engine {
             tokens: Vec::new(),
             prompt_tokens: prompt.len(),
             cached_tokens: 0,
+            prefilled_tokens: 0,
             finish: Finish::Interrupted,
             prefill_s: 0.0,
             decode_s: 0.0,
@@ -307,7 +310,8 @@ impl Engine {
             None => None,
         };
         let (run, flow) = self.session.prefill(prompt, cancel)?;
-        answer.cached_tokens = prompt.len() - run;
+        answer.prefilled_tokens = run;
+        answer.cached_tokens = self.session.cached().len() - run;
         if flow.is_break() {
             answer.prefill_s = start.elapsed().as_secs_f64();
             return Ok(answer);

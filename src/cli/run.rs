@@ -278,8 +278,7 @@ fn prompt(args: &Args, context: &Context) -> Result<Option<Prompt>> {
 
 fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Output) -> Result<()> {
     let rate = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-    let fresh = answer.prompt_tokens - answer.cached_tokens;
-    let prefill_rate = rate(fresh, answer.prefill_s);
+    let prefill_rate = rate(answer.prefilled_tokens, answer.prefill_s);
     let decode_rate = rate(answer.tokens.len().saturating_sub(1), answer.decode_s);
     out.note(format!(
         "[prompt {} tok {prefill_rate:.1} tok/s | gen {} tok {decode_rate:.1} tok/s | ttft {:.2} s | finish: {}]",
