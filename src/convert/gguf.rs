@@ -66,7 +66,7 @@ impl Source {
         let Some(name) = metadata.string("general.architecture")? else {
             bail!(UnsupportedModel, "metadata key 'general.architecture' is missing");
         };
-        let Some(family) = Family::of_gguf(name) else {
+        let Some(family) = Family::of_gguf(name, false) else {
             bail!(
                 UnsupportedModel,
                 "GGUF architecture '{name}' cannot be converted; known are {}",
@@ -214,7 +214,7 @@ impl Source {
     fn tensors(&self, family: &Family, arch: &Arch) -> Result<Found<'_>> {
         let mut found = Found::new();
         for tensor in self.gguf.tensors.iter().filter(|tensor| tensor.name != ROPE_FREQS) {
-            let (name, role) = match container_name(&tensor.name) {
+            let (name, role) = match container_name(family, &tensor.name) {
                 Some((name, role)) => (name, Some(role)),
                 // Left for the binder to refuse by the name it has.
                 None => (tensor.name.clone(), None),
@@ -233,8 +233,11 @@ impl Source {
 }
 
 /// The container's name of a GGUF tensor, and what it is; `None` for names that no family has.
-fn container_name(name: &str) -> Option<(String, &'static Role)> {
-    let of = |roles: &'static [Role], name: &str| roles.iter().find(|role| role.gguf == name);
+fn container_name(family: &Family, name: &str) -> Option<(String, &'static Role)> {
+    let of = |roles: &'static [Role], name: &str| {
+        let mut own = roles.iter().filter(|role| role.need.of(family).is_some());
+        own.find(|role| role.gguf == name)
+    };
     if let Some((layer, rest)) = name
         .strip_prefix(GGUF_LAYER_PREFIX)
         .and_then(|rest| rest.split_once('.'))

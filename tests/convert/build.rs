@@ -11,13 +11,20 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 6] = [
+pub const MODELS: [&str; 13] = [
     "llama_tied",
     "llama_untied",
     "llama3_rope",
     "llama_bias",
     "qwen2",
     "qwen3",
+    "qwen3_yarn",
+    "qwen3_mtp",
+    "mistral_swa",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3_longrope",
 ];
 
 pub fn fixture(model: &str) -> PathBuf {
