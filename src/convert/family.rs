@@ -37,6 +37,9 @@ pub(super) struct Family {
     pub scales_embedding: bool,
     /// Whether GGUF files hold the rows of q and k with the two halves of each head interleaved.
     pub gguf_interleaves_qk: bool,
+    /// In families with a scale of their own for attention: how many layers the size has whose scale is 1/√(hidden / heads).
+    /// In the others it is 1/√head_dim. GGUF files do not say.
+    pub gguf_wide: Option<usize>,
     /// `tie_word_embeddings` when the configuration does not say.
     pub tied: bool,
     /// The activation when the configuration does not say.
@@ -59,6 +62,7 @@ const PLAIN: Family = Family {
     fused: false,
     scales_embedding: false,
     gguf_interleaves_qk: false,
+    gguf_wide: None,
     tied: false,
     activation: HiddenAct::Silu,
     window: Window::Never,
@@ -96,6 +100,7 @@ const FAMILIES: [Family; 7] = [
     Family {
         model_type: "gemma2",
         gguf: "gemma2",
+        gguf_wide: Some(46),
         norm_style: NormStyle::Gemma,
         sandwich: true,
         scales_embedding: true,
@@ -119,6 +124,7 @@ const FAMILIES: [Family; 7] = [
     Family {
         model_type: "gemma3_text",
         gguf: "gemma3",
+        gguf_wide: Some(62),
         norm_style: NormStyle::Gemma,
         qk_norm: true,
         sandwich: true,
@@ -165,6 +171,14 @@ impl Family {
             Some(family) if windowed && family.window == Window::Never => rows.next().or(first),
             _ => first,
         }
+    }
+
+    /// What an absent key means.
+    pub fn default(&self, key: &str) -> Option<f64> {
+        self.defaults
+            .iter()
+            .find(|(name, _)| *name == key)
+            .map(|&(_, value)| value)
     }
 
     /// The names for a message that refuses another one.
