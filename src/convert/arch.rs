@@ -3,7 +3,7 @@
 //! Knows families and dimensions, not where a number comes from.
 
 use super::family::{Dim, Family};
-use crate::container::{Arch, HiddenAct, LayerType};
+use crate::container::{Arch, LayerType};
 use crate::error::{Result, bail};
 
 /// Longer heads, wider rows or larger vocabularies than any model has are damage, and have sized nothing yet.
@@ -55,8 +55,13 @@ impl Dims {
             layer_types: vec![LayerType::FullAttention; layers],
             rms_norm_eps: 1e-6,
             norm_style: Some(family.norm_style),
-            hidden_act: Some(HiddenAct::Silu),
+            hidden_act: Some(family.activation),
             tie_word_embeddings: family.tied,
+            embed_multiplier: if family.scales_embedding {
+                (self.hidden as f64).sqrt()
+            } else {
+                1.0
+            },
             ..Arch::default()
         })
     }
@@ -71,6 +76,15 @@ pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
         Dim::Query => arch.num_attention_heads.saturating_mul(arch.head_dim),
         Dim::KeyValue => arch.num_kv_heads.saturating_mul(arch.head_dim),
         Dim::Head => arch.head_dim,
+        Dim::Fused => {
+            let heads = arch
+                .num_kv_heads
+                .saturating_mul(2)
+                .saturating_add(arch.num_attention_heads);
+            heads.saturating_mul(arch.head_dim)
+        }
+        Dim::TwoInter => arch.intermediate_size.saturating_mul(2),
+        Dim::TwoHidden => arch.hidden_size.saturating_mul(2),
     };
     length as u64
 }
@@ -93,4 +107,30 @@ pub(super) fn frequencies(arch: &Arch) -> Result<usize> {
         );
     }
     Ok(rotated / 2)
+}
+
+/// Which layers slide by rule: all, or all but every `pattern`-th.
+pub(super) fn slides(layer: usize, pattern: Option<usize>) -> bool {
+    pattern.is_none_or(|pattern| !(layer + 1).is_multiple_of(pattern))
+}
+
+/// Completes the description of sliding layers once `layer_types` is what it will be. A `pattern` that says the same as the
+/// list is kept for readers that know only one of the two.
+///
+/// Errors: `UnsupportedModel` when layers slide and there is no window.
+pub(super) fn windows(arch: &mut Arch, window: Option<usize>, pattern: Option<usize>) -> Result<()> {
+    if !arch.layer_types.contains(&LayerType::SlidingAttention) {
+        return Ok(());
+    }
+    let Some(window) = window else {
+        bail!(UnsupportedModel, "layers slide, but there is no 'sliding_window'");
+    };
+    let agrees = |pattern: &usize| {
+        let slides = |layer| slides(layer, Some(*pattern));
+        let mut types = arch.layer_types.iter().enumerate();
+        types.all(|(layer, &kind)| slides(layer) == (kind == LayerType::SlidingAttention))
+    };
+    arch.sliding_window_pattern = pattern.filter(agrees);
+    arch.sliding_window = Some(window);
+    Ok(())
 }

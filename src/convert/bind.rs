@@ -4,7 +4,7 @@
 //! dropped, or refused. Knows no file format.
 
 use super::arch;
-use super::family::{EMBED, Family, HEAD, LAYER, LAYER_PREFIX, LM_HEAD, Need, Role, TAIL};
+use super::family::{EMBED, Family, HEAD, LAYER, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, Role, TAIL};
 use super::{Matrix, Tensor};
 use crate::container::Arch;
 use crate::error::{Error, Kind, Result, bail};
@@ -30,15 +30,17 @@ pub(super) struct Bound<'a> {
 /// part of the network uses.
 pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -> Result<Bound<'a>> {
     arch.validate()?;
+    let mut notes = Vec::new();
+    let drafts = found.keys().any(|name| name.starts_with(MTP_PREFIX));
+    if !drafts && arch.mtp.take().is_some() {
+        notes.push("the configuration announces a multi-token head, and the source has no tensors of one".to_owned());
+    }
     let mut tensors = Vec::new();
     let mut missing = Vec::new();
     let mut take = |prefix: &str, role: &Role, tensors: &mut Vec<Tensor<'a>>| {
         let name = format!("{prefix}{}", role.name);
-        let wanted = match role.need {
-            Need::Always => true,
-            Need::Optional => false,
-            Need::QkNorm if family.qk_norm => true,
-            Need::QkNorm => return Ok(()),
+        let Some(wanted) = role.need.of(family) else {
+            return Ok(());
         };
         match found.remove(&name) {
             Some(data) => {
@@ -70,6 +72,20 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
         take("", role, &mut tensors)?;
     }
     let has_head = tensors.last().is_some_and(|tensor| tensor.name == LM_HEAD);
+    let mut mtp = Vec::new();
+    if let Some(head) = arch.mtp.as_ref().filter(|_| drafts) {
+        for role in MTP {
+            take(MTP_PREFIX, role, &mut mtp)?;
+        }
+        for layer in 0..head.num_layers {
+            for role in LAYER {
+                take(&format!("{MTP_PREFIX}layers.{layer}."), role, &mut mtp)?;
+            }
+        }
+        for role in MTP_TAIL {
+            take(MTP_PREFIX, role, &mut mtp)?;
+        }
+    }
     if !arch.tie_word_embeddings && !has_head {
         missing.push(LM_HEAD.to_owned());
     }
@@ -93,11 +109,12 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
     let mut bound = Bound {
         tensors,
         dropped,
-        notes: Vec::new(),
+        notes,
     };
     if arch.tie_word_embeddings && has_head {
         untie(arch, &mut bound)?;
     }
+    bound.tensors.extend(mtp);
     bound.dropped.sort();
     Ok(bound)
 }
@@ -108,8 +125,8 @@ fn sort_out(names: impl Iterator<Item = String>) -> (Vec<String>, Vec<String>) {
     for name in names {
         if name.ends_with("rotary_emb.inv_freq") {
             dropped.push(format!("{name}: follows from rope_theta"));
-        } else if name.starts_with("model.mtp.") || name.starts_with("mtp.") {
-            dropped.push(format!("{name}: prediction heads of this family are not converted"));
+        } else if name.starts_with(MTP_PREFIX) || name.starts_with("mtp.") {
+            dropped.push(format!("{name}: not part of a multi-token head that can be converted"));
         } else {
             unused.push(name);
         }

@@ -3,15 +3,19 @@
 //! Both importers read these tables: Hugging Face names are the container's names, GGUF names are mapped to them.
 //! Knows no file format. A new family is a row here, and rows in [`LAYER`] when it brings tensors of its own.
 
-use crate::container::NormStyle;
+use crate::container::{HiddenAct, NormStyle};
 
-/// Which layers attend through a sliding window, by the family's own rule.
+/// Which layers attend through a sliding window, by the family's own rule. A list of layer types overrides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
     /// None, whatever the configuration says.
     Never,
     /// Those from `max_window_layers` on, when `use_sliding_window` is true.
     FromMaxWindowLayers,
+    /// All, when there is a window.
+    All,
+    /// All but every `sliding_window_pattern`-th.
+    Pattern,
 }
 
 /// What sets a family apart.
@@ -21,50 +25,134 @@ pub(super) struct Family {
     pub model_type: &'static str,
     /// `general.architecture` in a GGUF file.
     pub gguf: &'static str,
-    /// How norm weights apply.
+    /// How norm weights apply. GGUF files of families with 1+w hold 1+w.
     pub norm_style: NormStyle,
     /// Whether q and k are normalised per head before they rotate.
     pub qk_norm: bool,
+    /// Whether attention and feed-forward network have a norm on both sides.
+    pub sandwich: bool,
+    /// Whether q, k and v are one matrix, and gate and up another.
+    pub fused: bool,
+    /// Whether embeddings are multiplied by √hidden.
+    pub scales_embedding: bool,
     /// Whether GGUF files hold the rows of q and k with the two halves of each head interleaved.
     pub gguf_interleaves_qk: bool,
+    /// In families with a scale of their own for attention: how many layers the size has whose scale is 1/√(hidden / heads).
+    /// In the others it is 1/√head_dim. GGUF files do not say.
+    pub gguf_wide: Option<usize>,
     /// `tie_word_embeddings` when the configuration does not say.
     pub tied: bool,
-    /// `head_dim` when the configuration does not say; `None` is hidden / heads.
-    pub head_dim: Option<u64>,
+    /// The activation when the configuration does not say.
+    pub activation: HiddenAct,
     /// The sliding-window rule.
     pub window: Window,
+    /// The base of the rotation in sliding layers, where it is their own and nothing else scales it.
+    pub local_theta: Option<f64>,
+    /// What other absent configuration keys mean, where leaving them out is common.
+    pub defaults: &'static [(&'static str, f64)],
 }
 
-const FAMILIES: [Family; 3] = [
+/// What most families have in common.
+const PLAIN: Family = Family {
+    model_type: "llama",
+    gguf: "llama",
+    norm_style: NormStyle::Qwen,
+    qk_norm: false,
+    sandwich: false,
+    fused: false,
+    scales_embedding: false,
+    gguf_interleaves_qk: false,
+    gguf_wide: None,
+    tied: false,
+    activation: HiddenAct::Silu,
+    window: Window::Never,
+    local_theta: None,
+    defaults: &[],
+};
+
+/// Which GGUF architecture a family comes from is decided by the first row that has it.
+const FAMILIES: [Family; 7] = [
     Family {
-        model_type: "llama",
-        gguf: "llama",
-        norm_style: NormStyle::Qwen,
-        qk_norm: false,
         gguf_interleaves_qk: true,
-        tied: false,
-        head_dim: None,
-        window: Window::Never,
+        ..PLAIN
+    },
+    Family {
+        model_type: "mistral",
+        gguf_interleaves_qk: true,
+        window: Window::All,
+        defaults: &[("num_key_value_heads", 8.0), ("sliding_window", 4096.0)],
+        ..PLAIN
     },
     Family {
         model_type: "qwen2",
         gguf: "qwen2",
-        norm_style: NormStyle::Qwen,
-        qk_norm: false,
-        gguf_interleaves_qk: false,
-        tied: false,
-        head_dim: None,
         window: Window::FromMaxWindowLayers,
+        ..PLAIN
     },
     Family {
         model_type: "qwen3",
         gguf: "qwen3",
-        norm_style: NormStyle::Qwen,
         qk_norm: true,
-        gguf_interleaves_qk: false,
-        tied: false,
-        head_dim: Some(128),
         window: Window::FromMaxWindowLayers,
+        defaults: &[("head_dim", 128.0)],
+        ..PLAIN
+    },
+    Family {
+        model_type: "gemma2",
+        gguf: "gemma2",
+        gguf_wide: Some(46),
+        norm_style: NormStyle::Gemma,
+        sandwich: true,
+        scales_embedding: true,
+        tied: true,
+        activation: HiddenAct::GeluTanh,
+        window: Window::Pattern,
+        defaults: &[
+            ("num_attention_heads", 8.0),
+            ("num_key_value_heads", 4.0),
+            ("head_dim", 256.0),
+            ("vocab_size", 256_000.0),
+            ("max_position_embeddings", 8192.0),
+            ("query_pre_attn_scalar", 256.0),
+            ("attn_logit_softcapping", 50.0),
+            ("final_logit_softcapping", 30.0),
+            ("sliding_window", 4096.0),
+            ("sliding_window_pattern", 2.0),
+        ],
+        ..PLAIN
+    },
+    Family {
+        model_type: "gemma3_text",
+        gguf: "gemma3",
+        gguf_wide: Some(62),
+        norm_style: NormStyle::Gemma,
+        qk_norm: true,
+        sandwich: true,
+        scales_embedding: true,
+        tied: true,
+        activation: HiddenAct::GeluTanh,
+        window: Window::Pattern,
+        local_theta: Some(10_000.0),
+        defaults: &[
+            ("num_attention_heads", 8.0),
+            ("num_key_value_heads", 4.0),
+            ("head_dim", 256.0),
+            ("vocab_size", 262_208.0),
+            ("max_position_embeddings", 131_072.0),
+            ("query_pre_attn_scalar", 256.0),
+            ("rope_theta", 1_000_000.0),
+            ("sliding_window", 4096.0),
+            ("sliding_window_pattern", 6.0),
+        ],
+        ..PLAIN
+    },
+    Family {
+        model_type: "phi3",
+        gguf: "phi3",
+        fused: true,
+        window: Window::All,
+        defaults: &[("original_max_position_embeddings", 4096.0)],
+        ..PLAIN
     },
 ];
 
@@ -74,9 +162,23 @@ impl Family {
         FAMILIES.iter().find(|family| family.model_type == name)
     }
 
-    /// The family of a GGUF `general.architecture`.
-    pub fn of_gguf(name: &str) -> Option<&'static Family> {
-        FAMILIES.iter().find(|family| family.gguf == name)
+    /// The family of a GGUF `general.architecture`. `windowed`: the file has a sliding window.
+    pub fn of_gguf(name: &str, windowed: bool) -> Option<&'static Family> {
+        let mut rows = FAMILIES.iter().filter(|family| family.gguf == name);
+        let first = rows.next();
+        // Mistral's files are called llama; only the window tells them apart.
+        match first {
+            Some(family) if windowed && family.window == Window::Never => rows.next().or(first),
+            _ => first,
+        }
+    }
+
+    /// What an absent key means.
+    pub fn default(&self, key: &str) -> Option<f64> {
+        self.defaults
+            .iter()
+            .find(|(name, _)| *name == key)
+            .map(|&(_, value)| value)
     }
 
     /// The names for a message that refuses another one.
@@ -96,16 +198,45 @@ pub(super) enum Dim {
     /// Key-value heads × head_dim.
     KeyValue,
     Head,
+    /// Query heads and twice the key-value heads, × head_dim.
+    Fused,
+    /// Gate and up, twice the FFN's width.
+    TwoInter,
+    TwoHidden,
 }
 
-/// When a tensor must be there.
+/// Which families have a tensor, and whether it must be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     Always,
     /// Carried over when present.
     Optional,
-    /// Always in families with `qk_norm`, never in others.
+    /// In families with `qk_norm`.
     QkNorm,
+    /// In families with four norms a layer.
+    Sandwich,
+    /// In families with two norms a layer.
+    TwoNorms,
+    /// In families whose projections are separate; the second says whether it must be there.
+    Split(bool),
+    /// In families whose projections are fused; the second says whether it must be there.
+    Fused(bool),
+}
+
+impl Need {
+    /// Whether `family` must have the tensor; `None` when it never has it.
+    pub fn of(self, family: &Family) -> Option<bool> {
+        let (has, required) = match self {
+            Need::Always => (true, true),
+            Need::Optional => (true, false),
+            Need::QkNorm => (family.qk_norm, true),
+            Need::Sandwich => (family.sandwich, true),
+            Need::TwoNorms => (!family.sandwich, true),
+            Need::Split(required) => (!family.fused, required),
+            Need::Fused(required) => (family.fused, required),
+        };
+        has.then_some(required)
+    }
 }
 
 /// One tensor of the network: its two names, its shape, and what is special about it.
@@ -143,7 +274,7 @@ const fn rotating(name: &'static str, gguf: &'static str, shape: &'static [Dim],
     }
 }
 
-use Dim::{Head, Hidden, Inter, KeyValue, Query, Vocab};
+use Dim::{Fused, Head, Hidden, Inter, KeyValue, Query, TwoHidden, TwoInter, Vocab};
 
 /// Name of the token embedding.
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
@@ -160,27 +291,34 @@ pub(super) const HEAD: &[Role] = &[role(EMBED, "token_embd.weight", &[Vocab, Hid
 /// Each layer, in the order in which it is written.
 pub(super) const LAYER: &[Role] = &[
     role("input_layernorm.weight", "attn_norm.weight", &[Hidden], Need::Always),
+    role(
+        "self_attn.qkv_proj.weight",
+        "attn_qkv.weight",
+        &[Fused, Hidden],
+        Need::Fused(true),
+    ),
+    role("self_attn.qkv_proj.bias", "attn_qkv.bias", &[Fused], Need::Fused(false)),
     rotating(
         "self_attn.q_proj.weight",
         "attn_q.weight",
         &[Query, Hidden],
-        Need::Always,
+        Need::Split(true),
     ),
-    rotating("self_attn.q_proj.bias", "attn_q.bias", &[Query], Need::Optional),
+    rotating("self_attn.q_proj.bias", "attn_q.bias", &[Query], Need::Split(false)),
     rotating(
         "self_attn.k_proj.weight",
         "attn_k.weight",
         &[KeyValue, Hidden],
-        Need::Always,
+        Need::Split(true),
     ),
-    rotating("self_attn.k_proj.bias", "attn_k.bias", &[KeyValue], Need::Optional),
+    rotating("self_attn.k_proj.bias", "attn_k.bias", &[KeyValue], Need::Split(false)),
     role(
         "self_attn.v_proj.weight",
         "attn_v.weight",
         &[KeyValue, Hidden],
-        Need::Always,
+        Need::Split(true),
     ),
-    role("self_attn.v_proj.bias", "attn_v.bias", &[KeyValue], Need::Optional),
+    role("self_attn.v_proj.bias", "attn_v.bias", &[KeyValue], Need::Split(false)),
     role(
         "self_attn.o_proj.weight",
         "attn_output.weight",
@@ -194,17 +332,41 @@ pub(super) const LAYER: &[Role] = &[
         "post_attention_layernorm.weight",
         "ffn_norm.weight",
         &[Hidden],
-        Need::Always,
+        Need::TwoNorms,
     ),
+    role(
+        "post_attention_layernorm.weight",
+        "post_attention_norm.weight",
+        &[Hidden],
+        Need::Sandwich,
+    ),
+    role(
+        "pre_feedforward_layernorm.weight",
+        "ffn_norm.weight",
+        &[Hidden],
+        Need::Sandwich,
+    ),
+    role(
+        "mlp.gate_up_proj.weight",
+        "ffn_up.weight",
+        &[TwoInter, Hidden],
+        Need::Fused(true),
+    ),
+    role("mlp.gate_up_proj.bias", "ffn_up.bias", &[TwoInter], Need::Fused(false)),
     role(
         "mlp.gate_proj.weight",
         "ffn_gate.weight",
         &[Inter, Hidden],
-        Need::Always,
+        Need::Split(true),
     ),
-    role("mlp.gate_proj.bias", "ffn_gate.bias", &[Inter], Need::Optional),
-    role("mlp.up_proj.weight", "ffn_up.weight", &[Inter, Hidden], Need::Always),
-    role("mlp.up_proj.bias", "ffn_up.bias", &[Inter], Need::Optional),
+    role("mlp.gate_proj.bias", "ffn_gate.bias", &[Inter], Need::Split(false)),
+    role(
+        "mlp.up_proj.weight",
+        "ffn_up.weight",
+        &[Inter, Hidden],
+        Need::Split(true),
+    ),
+    role("mlp.up_proj.bias", "ffn_up.bias", &[Inter], Need::Split(false)),
     role(
         "mlp.down_proj.weight",
         "ffn_down.weight",
@@ -212,6 +374,12 @@ pub(super) const LAYER: &[Role] = &[
         Need::Always,
     ),
     role("mlp.down_proj.bias", "ffn_down.bias", &[Hidden], Need::Optional),
+    role(
+        "post_feedforward_layernorm.weight",
+        "post_ffw_norm.weight",
+        &[Hidden],
+        Need::Sandwich,
+    ),
 ];
 
 /// After the layers. The output projection is optional here; a tied model does without it.
@@ -219,3 +387,16 @@ pub(super) const TAIL: &[Role] = &[
     role("model.norm.weight", "output_norm.weight", &[Hidden], Need::Always),
     role(LM_HEAD, "output.weight", &[Vocab, Hidden], Need::Optional),
 ];
+
+/// What the names of a multi-token head start with. Its layers are called as those of the network.
+pub(super) const MTP_PREFIX: &str = "model.mtp.";
+
+/// A multi-token head before its layers. GGUF files of these families have none.
+pub(super) const MTP: &[Role] = &[
+    role("enorm.weight", "", &[Hidden], Need::Always),
+    role("hnorm.weight", "", &[Hidden], Need::Always),
+    role("eh_proj.weight", "", &[Hidden, TwoHidden], Need::Always),
+];
+
+/// A multi-token head after its layers.
+pub(super) const MTP_TAIL: &[Role] = &[role("norm.weight", "", &[Hidden], Need::Always)];

@@ -38,6 +38,8 @@ pub(super) struct Matrix<'a> {
     hash: Option<u64>,
     /// Rows come in heads of this many, whose two halves are interleaved in the source.
     interleaved: Option<usize>,
+    /// What the source has added to every value.
+    excess: f32,
     origin: Origin<'a>,
 }
 
@@ -62,6 +64,7 @@ impl<'a> Matrix<'a> {
             encoding,
             hash: None,
             interleaved: None,
+            excess: 0.0,
             origin: Origin::File(file, range),
         })
     }
@@ -74,6 +77,7 @@ impl<'a> Matrix<'a> {
             encoding: Ok(Encoding::Container(info.dtype)),
             hash: Some(info.hash),
             interleaved: None,
+            excess: 0.0,
             origin: Origin::Container(container, id),
         })
     }
@@ -87,6 +91,12 @@ impl<'a> Matrix<'a> {
         }
         self.interleaved = Some(head_dim);
         Ok(self)
+    }
+
+    /// The same tensor, to every value of which the source has added `excess`.
+    pub fn less(mut self, excess: f32) -> Matrix<'a> {
+        self.excess = excess;
+        self
     }
 
     /// Errors: `HashMismatch` when the source has a checksum and the bytes are not those it was made of.
@@ -129,6 +139,15 @@ impl<'a> Matrix<'a> {
     pub fn reader(&self) -> Result<Reader<'a>> {
         let (rows, cols) = self.rows_cols();
         let plain = self.plain_reader(rows, cols)?;
+        let excess = self.excess;
+        let plain: Reader = match excess == 0.0 {
+            true => plain,
+            false => Box::new(move |first, out| {
+                plain(first, out)?;
+                out.iter_mut().for_each(|value| *value -= excess);
+                Ok(())
+            }),
+        };
         let Some(head_dim) = self.interleaved else {
             return Ok(plain);
         };

@@ -64,7 +64,8 @@ pub enum Event<'a> {
 /// Converts the model at `src` to the container `out`, which is written under another name and renamed at the end.
 /// `progress` may end it; then nothing is left behind.
 ///
-/// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file or a container.
+/// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file (of a split one: any part) or a
+/// container.
 /// Errors: `UnsupportedModel` names the architecture or the configuration key that cannot be honoured,
 /// `UnsupportedTensorType` the type that cannot be read or written, `MissingTensor` what the network needs and the source
 /// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` `HashMismatch` and the container's own for files that are no good.
@@ -84,8 +85,8 @@ pub fn convert(
             write(source.model()?, src, out, options, progress)
         }
         SourceKind::Gguf => {
-            not_the_output(src, out)?;
             let source = gguf::Source::open(src)?;
+            source.files().try_for_each(|file| not_the_output(file, out))?;
             write(source.model()?, src, out, options, progress)
         }
         SourceKind::Container => {

@@ -2,6 +2,7 @@
 //!
 //! Knows numbers only; the importers find them.
 
+use crate::container::{Arch, Yarn};
 use crate::error::{Result, bail};
 
 /// Llama-3 scaling: long waves are stretched by `factor`, short ones are left, and those between are blended.
@@ -66,5 +67,39 @@ pub(super) fn yarn_attention(factor: f64, weight: f64) -> f64 {
         1.0
     } else {
         0.1 * weight * factor.ln() + 1.0
+    }
+}
+
+/// What LongRoPE multiplies cos and sin with when nothing is said: √(1 + ln(factor)/ln(original)), and 1 for factors up to 1.
+pub(super) fn long_attention(factor: f64, original: f64) -> Result<f64> {
+    if !(factor.is_finite() && original > 1.0) {
+        bail!(
+            UnsupportedModel,
+            "longrope scaling by {factor} of a context of {original} tokens"
+        );
+    }
+    Ok(if factor <= 1.0 {
+        1.0
+    } else {
+        (1.0 + factor.ln() / original.ln()).sqrt()
+    })
+}
+
+/// Describes LongRoPE within its original context: divisors, and a factor of cos and sin that the header has room for in a
+/// YaRN that stretches nothing.
+pub(super) fn long(arch: &mut Arch, short: Vec<f64>, original: usize, attention: f64, notes: &mut Vec<String>) {
+    arch.rope_freq_factors = Some(short);
+    arch.yarn = Some(Yarn {
+        factor: 1.0,
+        original_max_position_embeddings: original,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: Some(attention),
+    });
+    if let Some(trained) = arch.max_position_embeddings.filter(|&trained| trained > original) {
+        arch.max_position_embeddings = Some(original);
+        notes.push(format!(
+            "the context ends at {original} of {trained} tokens: the rotation of longer contexts is not converted"
+        ));
     }
 }

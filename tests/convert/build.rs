@@ -11,13 +11,20 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-pub const MODELS: [&str; 6] = [
+pub const MODELS: [&str; 13] = [
     "llama_tied",
     "llama_untied",
     "llama3_rope",
     "llama_bias",
     "qwen2",
     "qwen3",
+    "qwen3_yarn",
+    "qwen3_mtp",
+    "mistral_swa",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3_longrope",
 ];
 
 pub fn fixture(model: &str) -> PathBuf {
@@ -282,46 +289,94 @@ fn pad(out: &mut Vec<u8>, alignment: u64) {
     out.resize(out.len().next_multiple_of(alignment as usize), 0);
 }
 
-/// A golden model as other converters write it: their names, their interleaving of q and k, their keys.
+/// A golden model as other converters write it: their names, their interleaving of q and k, 1+w for norms, their keys.
 pub fn gguf_of(model: &str) -> Gguf {
     let config = json(&fixture(model).join("config.json"));
-    let arch = config["model_type"].as_str().unwrap().to_owned();
+    let arch = match config["model_type"].as_str().unwrap() {
+        "mistral" => "llama",
+        "gemma3_text" => "gemma3",
+        other => other,
+    };
     let number = |key: &str| config[key].as_u64().unwrap();
     let (hidden, heads) = (number("hidden_size"), number("num_attention_heads"));
     let head_dim = config.get("head_dim").and_then(Value::as_u64).unwrap_or(hidden / heads);
     let mut file = Gguf::new();
     let key = |name: &str| format!("{arch}.{name}");
-    file.set("general.architecture", Meta::Str(arch.clone()));
+    file.set("general.architecture", Meta::Str(arch.to_owned()));
     for (name, value) in [
-        ("block_count", number("num_hidden_layers")),
-        ("context_length", number("max_position_embeddings")),
-        ("embedding_length", hidden),
-        ("feed_forward_length", number("intermediate_size")),
-        ("attention.head_count", heads),
-        ("attention.head_count_kv", number("num_key_value_heads")),
-        ("attention.key_length", head_dim),
-        ("attention.value_length", head_dim),
-        ("rope.dimension_count", head_dim),
-        ("vocab_size", number("vocab_size")),
+        ("block_count", Some(number("num_hidden_layers"))),
+        ("context_length", Some(number("max_position_embeddings"))),
+        ("embedding_length", Some(hidden)),
+        ("feed_forward_length", Some(number("intermediate_size"))),
+        ("attention.head_count", Some(heads)),
+        ("attention.head_count_kv", Some(number("num_key_value_heads"))),
+        ("attention.key_length", Some(head_dim)),
+        ("attention.value_length", Some(head_dim)),
+        ("rope.dimension_count", Some(head_dim)),
+        ("vocab_size", Some(number("vocab_size"))),
+        (
+            "attention.sliding_window",
+            config
+                .get("sliding_window")
+                .filter(|_| !arch.starts_with("qwen"))
+                .and_then(Value::as_u64),
+        ),
+        (
+            "attention.sliding_window_pattern",
+            config.get("sliding_window_pattern").and_then(Value::as_u64),
+        ),
     ] {
-        file.set(key(name), Meta::U32(value as u32));
+        if let Some(value) = value {
+            file.set(key(name), Meta::U32(value as u32));
+        }
     }
-    let float = |key: &str| config[key].as_f64().unwrap() as f32;
-    file.set(key("rope.freq_base"), Meta::F32(float("rope_theta")));
-    file.set(
-        key("attention.layer_norm_rms_epsilon"),
-        Meta::F32(float("rms_norm_eps")),
-    );
-    for (name, (shape, values)) in source_values(model) {
+    for (name, from) in [
+        ("rope.freq_base", "rope_theta"),
+        ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+        ("attn_logit_softcapping", "attn_logit_softcapping"),
+        ("final_logit_softcapping", "final_logit_softcapping"),
+    ] {
+        if let Some(value) = config.get(from).and_then(Value::as_f64) {
+            file.set(key(name), Meta::F32(value as f32));
+        }
+    }
+    let scaling = &config.get("rope_scaling").cloned().unwrap_or_default();
+    match scaling.get("rope_type").or(scaling.get("type")).and_then(Value::as_str) {
+        Some(kind @ ("linear" | "yarn")) => {
+            file.set(key("rope.scaling.type"), Meta::Str(kind.into()));
+            file.set(
+                key("rope.scaling.factor"),
+                Meta::F32(scaling["factor"].as_f64().unwrap() as f32),
+            );
+            if let Some(original) = scaling.get("original_max_position_embeddings").and_then(Value::as_u64) {
+                file.set(key("rope.scaling.original_context_length"), Meta::U32(original as u32));
+            }
+        }
+        Some("longrope") => {
+            let original = number("original_max_position_embeddings");
+            file.set(key("rope.scaling.original_context_length"), Meta::U32(original as u32));
+            for (name, from) in [
+                ("rope_factors_short", "short_factor"),
+                ("rope_factors_long", "long_factor"),
+            ] {
+                let factors = scaling[from].as_array().unwrap();
+                let factors: Vec<f32> = factors.iter().map(|factor| factor.as_f64().unwrap() as f32).collect();
+                file.f32(format!("{name}.weight"), &[factors.len() as u64], &factors);
+            }
+        }
+        _ => {}
+    }
+    let tensors = source_values(model).into_iter();
+    for (name, (shape, mut values)) in tensors.filter(|(name, _)| !name.starts_with("model.mtp.")) {
         let rows = shape[0] as usize;
         let cols = values.len() / rows;
-        let rotates = arch == "llama" && (name.contains("q_proj") || name.contains("k_proj"));
-        let written = if rotates {
-            interleave(&values, cols, head_dim as usize)
-        } else {
-            values
-        };
-        file.f32(gguf_name(&name), &shape, &written);
+        if arch == "llama" && (name.contains("q_proj") || name.contains("k_proj")) {
+            values = interleave(&values, cols, head_dim as usize);
+        }
+        if arch.starts_with("gemma") && name.ends_with("norm.weight") {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        file.f32(gguf_name(arch, &name), &shape, &values);
     }
     file
 }
@@ -341,20 +396,28 @@ fn interleave(values: &[f32], cols: usize, head_dim: usize) -> Vec<f32> {
     out
 }
 
-fn gguf_name(name: &str) -> String {
+fn gguf_name(arch: &str, name: &str) -> String {
     let mut name = name.replace("model.layers.", "blk.");
+    let after_attention = match arch.starts_with("gemma") {
+        true => "post_attention_norm.",
+        false => "ffn_norm.",
+    };
     for (from, to) in [
         ("model.embed_tokens.", "token_embd."),
         ("model.norm.", "output_norm."),
         ("lm_head.", "output."),
         ("input_layernorm.", "attn_norm."),
-        ("post_attention_layernorm.", "ffn_norm."),
+        ("post_attention_layernorm.", after_attention),
+        ("pre_feedforward_layernorm.", "ffn_norm."),
+        ("post_feedforward_layernorm.", "post_ffw_norm."),
+        ("self_attn.qkv_proj.", "attn_qkv."),
         ("self_attn.q_proj.", "attn_q."),
         ("self_attn.k_proj.", "attn_k."),
         ("self_attn.v_proj.", "attn_v."),
         ("self_attn.o_proj.", "attn_output."),
         ("self_attn.q_norm.", "attn_q_norm."),
         ("self_attn.k_norm.", "attn_k_norm."),
+        ("mlp.gate_up_proj.", "ffn_up."),
         ("mlp.gate_proj.", "ffn_gate."),
         ("mlp.up_proj.", "ffn_up."),
         ("mlp.down_proj.", "ffn_down."),

@@ -1,8 +1,9 @@
 //! GGUF files: the same network as the directory it was made from, and every readable block type.
 
-use crate::build::{Block, Gguf, MODELS, Meta, converted, fixture, gguf_of, values};
+use crate::build::{Block, Gguf, MODELS, Meta, converted, fixture, gguf_of, run, values};
+use cmf_gpu::Kind;
 use cmf_gpu::container::gguf::BlockType;
-use cmf_gpu::container::{Container, Tensors};
+use cmf_gpu::container::{Container, LayerType, Tensors};
 use cmf_gpu::dtype::Dtype;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -19,10 +20,6 @@ fn the_same_network_comes_out_of_both_formats() {
     for model in MODELS {
         let (_dir, _, wanted) = converted(&fixture(model), Dtype::F16);
         let mut file = gguf_of(model);
-        if model == "llama_bias" {
-            file.set("llama.rope.scaling.type", Meta::Str("linear".into()));
-            file.set("llama.rope.scaling.factor", Meta::F32(2.0));
-        }
         if model == "llama3_rope" {
             let divisors = wanted.header().arch.rope_freq_factors.clone().unwrap();
             let divisors: Vec<f32> = divisors.into_iter().map(|divisor| divisor as f32).collect();
@@ -30,9 +27,18 @@ fn the_same_network_comes_out_of_both_formats() {
         }
         let (_dir, report, found) = convert_gguf(&file, Dtype::F16);
         assert!(report.dropped.is_empty());
-        assert!(values(&found) == values(&wanted), "{model}: values differ");
-        assert_eq!(found.infos(), wanted.infos(), "{model}");
+        // These files hold no multi-token heads.
+        let mut all = values(&wanted);
+        all.retain(|name, _| !name.starts_with("model.mtp."));
+        assert!(values(&found) == all, "{model}: values differ");
+        assert_eq!(found.infos(), &wanted.infos()[..all.len()], "{model}");
         let (mut found, mut wanted) = (found.header().arch.clone(), wanted.header().arch.clone());
+        wanted.mtp = None;
+        if model == "gemma2" {
+            // These files do not say how attention is scaled; in all models of this family but one it is by the head.
+            assert_eq!(found.query_pre_attn_scalar, Some(48.0));
+            found.query_pre_attn_scalar = wanted.query_pre_attn_scalar;
+        }
         let pairs = found
             .rope_freq_factors
             .take()
@@ -72,7 +78,7 @@ fn yarn_is_spelled_out() {
 fn blocks_decode_to_the_values_of_the_reference_package() {
     let text = include_str!("../fixtures/gguf/blocks.json");
     let cases: serde_json::Map<String, Value> = serde_json::from_str(text).unwrap();
-    assert_eq!(cases.len(), 6);
+    assert_eq!(cases.len(), 13);
     for (name, case) in cases {
         let kind = [
             BlockType::Bf16,
@@ -81,6 +87,13 @@ fn blocks_decode_to_the_values_of_the_reference_package() {
             BlockType::Q5_0,
             BlockType::Q5_1,
             BlockType::Q8_0,
+            BlockType::Q2_K,
+            BlockType::Q3_K,
+            BlockType::Q4_K,
+            BlockType::Q5_K,
+            BlockType::Q6_K,
+            BlockType::IQ4_NL,
+            BlockType::IQ4_XS,
         ]
         .into_iter()
         .find(|kind| format!("{kind:?}").eq_ignore_ascii_case(&name))
@@ -143,5 +156,132 @@ fn a_file_without_tokenizer_says_so() {
         report.notes.iter().any(|note| note.contains("no tokenizer")),
         "{:?}",
         report.notes
+    );
+}
+
+/// A model cut into three files, the first with the keys and no tensors.
+fn split(model: &str, dir: &TempDir) -> Vec<std::path::PathBuf> {
+    let whole = gguf_of(model);
+    let tensors = whole.tensors.len();
+    let cut = [0..0, 0..tensors / 2, tensors / 2..tensors];
+    let write = |(number, range): (usize, std::ops::Range<usize>)| {
+        let mut part = Gguf::new();
+        if number == 0 {
+            part.metadata = whole.metadata.clone();
+        }
+        part.tensors = whole.tensors[range].to_vec();
+        part.set("split.no", Meta::Raw(2, (number as u16).to_le_bytes().to_vec()));
+        part.set("split.count", Meta::Raw(2, 3u16.to_le_bytes().to_vec()));
+        part.set(
+            "split.tensors.count",
+            Meta::Raw(5, (tensors as i32).to_le_bytes().to_vec()),
+        );
+        let path = dir.path().join(format!("m-{:05}-of-00003.gguf", number + 1));
+        std::fs::write(&path, part.bytes()).unwrap();
+        path
+    };
+    cut.into_iter().enumerate().map(write).collect()
+}
+
+#[test]
+fn split_files_are_opened_by_any_part() {
+    let (_dir, _, wanted) = convert_gguf(&gguf_of("gemma3"), Dtype::Q8Row);
+    let dir = TempDir::new().unwrap();
+    for part in split("gemma3", &dir) {
+        let (_dir, _, found) = converted(&part, Dtype::Q8Row);
+        assert_eq!(found.infos(), wanted.infos());
+        assert_eq!(found.header().arch, wanted.header().arch);
+    }
+}
+
+#[test]
+fn parts_that_do_not_fit_are_named() {
+    let refusal = |change: &dyn Fn(&[std::path::PathBuf])| {
+        let dir = TempDir::new().unwrap();
+        let parts = split("qwen2", &dir);
+        change(&parts);
+        let out = dir.path().join("o.cmf");
+        let err = run(if parts[0].exists() { &parts[0] } else { &parts[1] }, &out, Dtype::F16).unwrap_err();
+        assert!(!out.exists());
+        assert_eq!(err.kind, Kind::ShardMismatch, "{err}");
+        err.message
+    };
+    let missing = refusal(&|parts| std::fs::remove_file(&parts[2]).unwrap());
+    assert!(
+        missing.contains("m-00003-of-00003.gguf: part 3 of 3 is missing"),
+        "{missing}"
+    );
+    let missing = refusal(&|parts| std::fs::remove_file(&parts[0]).unwrap());
+    assert!(
+        missing.contains("m-00001-of-00003.gguf: part 1 of 3 is missing"),
+        "{missing}"
+    );
+    let twice = refusal(&|parts| drop(std::fs::copy(&parts[1], &parts[2]).unwrap()));
+    assert!(twice.contains("m-00003-of-00003.gguf: this is not part 3"), "{twice}");
+    let other = refusal(&|parts| {
+        std::fs::write(&parts[2], gguf_of("qwen2").bytes()).unwrap();
+    });
+    assert!(other.contains("this is not part 3"), "{other}");
+    let renamed = refusal(&|parts| {
+        std::fs::rename(&parts[0], parts[0].with_file_name("x.gguf")).unwrap();
+        std::fs::rename(&parts[1], &parts[0]).unwrap();
+    });
+    assert!(
+        renamed.contains("part 2 of a split model is called NAME-00002-of-00003.gguf"),
+        "{renamed}"
+    );
+}
+
+#[test]
+fn settings_of_the_sampler_are_kept() {
+    let mut file = gguf_of("qwen2");
+    file.set("general.sampling.temp", Meta::F32(0.6));
+    file.set("general.sampling.top_k", Meta::Raw(5, 20i32.to_le_bytes().to_vec()));
+    file.set("general.sampling.penalty_repeat", Meta::F32(1.1));
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    assert_eq!(
+        found.header_json()["provenance"]["generation_config"],
+        serde_json::json!({"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
+    );
+}
+
+/// What files of a family do not say is what the programs that read them assume.
+#[test]
+fn what_gemma_files_leave_out() {
+    let (sliding, full) = (LayerType::SlidingAttention, LayerType::FullAttention);
+    let mut file = gguf_of("gemma3");
+    file.metadata
+        .retain(|(key, _)| !key.ends_with("sliding_window_pattern") && !key.ends_with("rope.freq_base"));
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    let arch = &found.header().arch;
+    assert_eq!(arch.layer_types, [sliding, sliding, sliding, sliding, sliding, full]);
+    assert_eq!((arch.sliding_window, arch.sliding_window_pattern), (Some(8), Some(6)));
+    assert_eq!((arch.rope_theta, arch.rope_local_base_freq), (1e6, Some(1e4)));
+    assert_eq!(arch.query_pre_attn_scalar, Some(32.0));
+    // A list of layers instead of a period, and a base of the rotation of their own.
+    file.set(
+        "gemma3.attention.sliding_window_pattern",
+        Meta::Raw(
+            9,
+            [[7, 0, 0, 0].as_slice(), &6u64.to_le_bytes(), &[1, 0, 0, 1, 1, 0]].concat(),
+        ),
+    );
+    file.set("gemma3.rope.freq_base_swa", Meta::F32(5e3));
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    let arch = &found.header().arch;
+    assert_eq!(arch.layer_types, [sliding, full, full, sliding, sliding, full]);
+    assert_eq!(
+        (arch.sliding_window_pattern, arch.rope_local_base_freq),
+        (None, Some(5e3))
+    );
+    let mut file = gguf_of("gemma2");
+    file.metadata
+        .retain(|(key, _)| !key.ends_with("sliding_window_pattern") && !key.ends_with("softcapping"));
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    let arch = &found.header().arch;
+    assert_eq!(arch.layer_types, [sliding, full, sliding, full]);
+    assert_eq!(
+        (arch.attn_logit_softcapping, arch.final_logit_softcapping),
+        (Some(50.0), Some(30.0))
     );
 }

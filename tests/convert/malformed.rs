@@ -141,7 +141,7 @@ fn metadata_values() {
 #[test]
 fn tensor_records() {
     type Edit = fn(&mut Block);
-    let cases: [(Edit, Kind, &str); 18] = [
+    let cases: [(Edit, Kind, &str); 20] = [
         (|t| t.name = "n".repeat(65), Kind::Bounds, "65 bytes"),
         (|t| t.name.clear(), Kind::Parse, "empty tensor name"),
         (|t| t.dims.clear(), Kind::Parse, "0 dimensions"),
@@ -152,7 +152,13 @@ fn tensor_records() {
         (|t| t.dims = vec![(1 << 42) + 1, 1 << 22], Kind::Bounds, "overflows"),
         (|t| t.dims = vec![u64::MAX / 4 + 1], Kind::Bounds, "overflows"),
         (|t| t.dims = vec![32, 5], Kind::Bounds, "needs 640 bytes"),
-        (|t| t.kind = 12, Kind::UnsupportedTensorType, "12 (Q4_K)"),
+        (|t| t.kind = 9, Kind::UnsupportedTensorType, "9 (Q8_1)"),
+        (|t| t.kind = 15, Kind::UnsupportedTensorType, "15 (Q8_K)"),
+        (
+            |t| t.kind = 12,
+            Kind::Parse,
+            "32 weights are not whole Q4_K blocks of 256",
+        ),
         (|t| t.kind = 142, Kind::UnsupportedTensorType, "142 (PQ2_0)"),
         (|t| t.kind = 4, Kind::UnsupportedTensorType, "4 (an unknown type)"),
         (|t| t.kind = u32::MAX, Kind::UnsupportedTensorType, "4294967295"),

@@ -338,11 +338,7 @@ fn keys_of_gguf_files() {
             Kind::Parse,
             "finite",
         ),
-        (
-            |f| f.set("split.count", Meta::U32(2)),
-            Kind::UnsupportedFeature,
-            "split.count",
-        ),
+        (|f| f.set("split.count", Meta::U32(2)), Kind::Parse, "split.no is None"),
         (
             |f| f.f32("blk.0.attn_sinks.weight", &[2], &[0.0; 2]),
             Kind::UnsupportedModel,

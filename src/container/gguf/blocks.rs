@@ -1,14 +1,16 @@
 //! The tensor types of GGUF: sizes, names and what a block of bytes means.
 //!
-//! Every block is `[header][codes]` of 32 weights; in the 4- and 5-bit types weight j < 16 is the low nibble of byte j and
-//! weight j + 16 the high one, and the fifth bit of weight j is bit j of a 32-bit word. Knows no tensor names.
+//! Here are the types whose blocks are `[header][codes]` of 32 weights; in the 4- and 5-bit types weight j < 16 is the low nibble of byte j and
+//! weight j + 16 the high one, and the fifth bit of weight j is bit j of a 32-bit word. Larger blocks are
+//! next door. Knows no tensor names.
 
+use super::superblocks;
 use crate::error::{Result, bail};
 use half::{bf16, f16};
 
 /// A tensor type whose values can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are the format's own")]
+#[expect(missing_docs, non_camel_case_types, reason = "the names are the format's own")]
 pub enum BlockType {
     F32,
     F16,
@@ -18,7 +20,33 @@ pub enum BlockType {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    IQ4_NL,
+    IQ4_XS,
 }
+
+/// The readable types with their ids.
+const READABLE: [(u32, BlockType); 15] = [
+    (0, BlockType::F32),
+    (1, BlockType::F16),
+    (30, BlockType::Bf16),
+    (2, BlockType::Q4_0),
+    (3, BlockType::Q4_1),
+    (6, BlockType::Q5_0),
+    (7, BlockType::Q5_1),
+    (8, BlockType::Q8_0),
+    (10, BlockType::Q2_K),
+    (11, BlockType::Q3_K),
+    (12, BlockType::Q4_K),
+    (13, BlockType::Q5_K),
+    (14, BlockType::Q6_K),
+    (20, BlockType::IQ4_NL),
+    (23, BlockType::IQ4_XS),
+];
 
 /// Names of all ids that are in use, for the message that refuses one.
 const NAMES: [(u32, &str); 37] = [
@@ -64,26 +92,19 @@ const NAMES: [(u32, &str); 37] = [
 impl BlockType {
     /// The type of `id`. Errors: `UnsupportedTensorType` with name and number, naming `tensor`.
     pub fn from_id(id: u32, tensor: &str) -> Result<BlockType> {
-        Ok(match id {
-            0 => BlockType::F32,
-            1 => BlockType::F16,
-            2 => BlockType::Q4_0,
-            3 => BlockType::Q4_1,
-            6 => BlockType::Q5_0,
-            7 => BlockType::Q5_1,
-            8 => BlockType::Q8_0,
-            30 => BlockType::Bf16,
-            _ => {
-                let name = NAMES
-                    .iter()
-                    .find(|(known, _)| *known == id)
-                    .map_or("an unknown type", |(_, name)| name);
-                bail!(
-                    UnsupportedTensorType,
-                    "tensor '{tensor}' has type {id} ({name}); readable are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0"
-                );
-            }
-        })
+        if let Some(&(_, kind)) = READABLE.iter().find(|&&(known, _)| known == id) {
+            return Ok(kind);
+        }
+        let name = NAMES
+            .iter()
+            .find(|(known, _)| *known == id)
+            .map_or("an unknown type", |(_, name)| name);
+        let readable = READABLE.map(|(_, kind)| format!("{kind:?}").to_uppercase());
+        bail!(
+            UnsupportedTensorType,
+            "tensor '{tensor}' has type {id} ({name}); readable are {}",
+            readable.join(", ")
+        );
     }
 
     /// (weights, bytes) of a block.
@@ -96,6 +117,13 @@ impl BlockType {
             BlockType::Q5_0 => (32, 22),
             BlockType::Q5_1 => (32, 24),
             BlockType::Q8_0 => (32, 34),
+            BlockType::Q2_K => (superblocks::WEIGHTS, 84),
+            BlockType::Q3_K => (superblocks::WEIGHTS, 110),
+            BlockType::Q4_K => (superblocks::WEIGHTS, 144),
+            BlockType::Q5_K => (superblocks::WEIGHTS, 176),
+            BlockType::Q6_K => (superblocks::WEIGHTS, 210),
+            BlockType::IQ4_NL => (32, 18),
+            BlockType::IQ4_XS => (superblocks::WEIGHTS, 136),
         }
     }
 
@@ -141,12 +169,20 @@ impl BlockType {
                     *value = f32::from(code.cast_signed()) * scale;
                 }
             }),
+            BlockType::Q2_K => blocks.for_each(|(b, out)| superblocks::q2_k(b, out)),
+            BlockType::Q3_K => blocks.for_each(|(b, out)| superblocks::q3_k(b, out)),
+            BlockType::Q4_K => blocks.for_each(|(b, out)| superblocks::q4_k(b, out)),
+            BlockType::Q5_K => blocks.for_each(|(b, out)| superblocks::q5_k(b, out)),
+            BlockType::Q6_K => blocks.for_each(|(b, out)| superblocks::q6_k(b, out)),
+            BlockType::IQ4_NL => blocks.for_each(|(b, out)| superblocks::nonlinear(&b[2..], half_at(b, 0), out)),
+            BlockType::IQ4_XS => blocks.for_each(|(b, out)| superblocks::iq4_xs(b, out)),
         }
         Ok(())
     }
 }
 
-fn half_at(block: &[u8], at: usize) -> f32 {
+/// The f16 at a byte of a block.
+pub(super) fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 

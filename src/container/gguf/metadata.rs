@@ -250,6 +250,21 @@ impl Metadata {
         Ok(Some(value))
     }
 
+    /// A number as JSON: an integer, or a finite float as [`Metadata::float`] gives it; `None` when absent.
+    /// Errors: `Parse` when it is something else.
+    pub fn number(&self, key: &str) -> Result<Option<serde_json::Value>> {
+        match self.values.get(key) {
+            Some((_, Value::Unsigned(value))) => Ok(Some((*value).into())),
+            Some((_, Value::Signed(value))) => Ok(Some((*value).into())),
+            _ => Ok(self.float(key)?.map(serde_json::Value::from)),
+        }
+    }
+
+    /// Whether the key is there and holds an array.
+    pub fn is_array(&self, key: &str) -> bool {
+        matches!(self.values.get(key), Some((_, Value::Array { .. })))
+    }
+
     /// The strings of an array in `bytes`, the file it was read from; `None` when absent.
     /// Errors: `Parse` when it is something else.
     pub fn strings<'a>(&self, key: &str, bytes: &'a [u8]) -> Result<Option<Vec<&'a str>>> {
@@ -278,6 +293,17 @@ impl Metadata {
         self.numbers(key, bytes, "an array of integers", |value| match value {
             Value::Unsigned(value) => i64::try_from(*value).ok(),
             Value::Signed(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// The truth values of an array in `bytes`, the file it was read from, or its integers as such; `None` when absent.
+    /// Errors: `Parse` when it is something else.
+    pub fn switches(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<bool>>> {
+        self.numbers(key, bytes, "an array of bools", |value| match value {
+            Value::Bool(value) => Some(*value),
+            Value::Unsigned(value) => Some(*value != 0),
+            Value::Signed(value) => Some(*value != 0),
             _ => None,
         })
     }

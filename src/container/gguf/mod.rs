@@ -5,6 +5,7 @@
 
 mod blocks;
 mod metadata;
+mod superblocks;
 
 pub use blocks::BlockType;
 pub use metadata::{Metadata, shortest};
@@ -48,8 +49,8 @@ pub struct Gguf {
 impl Gguf {
     /// Reads and checks everything but the weights of the file `bytes`.
     ///
-    /// Errors: `InvalidMagic`, `UnsupportedVersion`, `UnsupportedTensorType` (with name and number), `UnsupportedFeature`
-    /// for a split file, `Parse` and `Bounds` for damage.
+    /// Errors: `InvalidMagic`, `UnsupportedVersion`, `UnsupportedTensorType` (with name and number), `Parse` and
+    /// `Bounds` for damage.
     pub fn parse(bytes: &[u8]) -> Result<Gguf> {
         if bytes.get(..4) != Some(&MAGIC) {
             let found = bytes.get(..4).unwrap_or(bytes);
@@ -70,12 +71,6 @@ impl Gguf {
         let tensor_count = cursor.u64("the tensor count")?;
         let key_count = cursor.u64("the metadata count")?;
         let metadata = Metadata::read(&mut cursor, key_count)?;
-        if metadata.unsigned("split.count")?.is_some_and(|count| count > 1) {
-            bail!(
-                UnsupportedFeature,
-                "this GGUF is one part of a split model (split.count > 1); merge the parts first"
-            );
-        }
         let alignment = match metadata.uint32(ALIGNMENT_KEY)? {
             None => 32,
             Some(value) if value.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&value) => value,

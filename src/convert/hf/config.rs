@@ -2,10 +2,10 @@
 //!
 //! Knows the keys of Hugging Face configurations and refuses by name those whose meaning it cannot keep. Knows no tensors.
 
-use super::super::arch::{Dims, frequencies};
+use super::super::arch::{Dims, frequencies, slides, windows};
 use super::super::family::{Family, Window};
 use super::super::rope::{self, Llama3};
-use crate::container::{Arch, HiddenAct, LayerType, Yarn};
+use crate::container::{Arch, HiddenAct, LayerType, Mtp, Yarn};
 use crate::error::{Error, Kind, Result, bail};
 use serde_json::{Map, Value};
 
@@ -15,6 +15,8 @@ pub(super) struct Keys<'a> {
     map: &'a Map<String, Value>,
     /// Looked up for keys that `map` lacks: a nested text configuration leaves some to the outer object.
     outer: Option<&'a Map<String, Value>>,
+    /// What keys mean that are in neither; `null` is not absent here.
+    defaults: Option<&'a Map<String, Value>>,
     /// What the object is called in messages.
     place: &'a str,
 }
@@ -24,13 +26,16 @@ impl<'a> Keys<'a> {
         Keys {
             map,
             outer: None,
+            defaults: None,
             place,
         }
     }
 
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         let present = |map: &'a Map<String, Value>| map.get(key).filter(|value| !value.is_null());
-        present(self.map).or_else(|| self.outer.and_then(present))
+        let found = present(self.map).or_else(|| self.outer.and_then(present));
+        let silent = !self.map.contains_key(key) && self.outer.is_none_or(|outer| !outer.contains_key(key));
+        found.or_else(|| self.defaults.filter(|_| silent).and_then(present))
     }
 
     fn typed<T>(&self, key: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
@@ -103,6 +108,7 @@ pub(super) struct Config {
     pub arch: Arch,
     /// The language model sits inside a larger one, whose tensors carry other prefixes.
     pub nested: bool,
+    pub notes: Vec<String>,
 }
 
 /// Reads a configuration for a model of `tensors` tensors.
@@ -115,6 +121,7 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
         Some(inner) => Keys {
             map: inner,
             outer: Some(root),
+            defaults: None,
             place: "config.json (text_config)",
         },
         None => whole,
@@ -127,6 +134,15 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
             Family::names()
         );
     };
+    let defaults = family
+        .defaults
+        .iter()
+        .map(|&(key, value)| (key.to_owned(), value.into()));
+    let defaults = Map::from_iter(defaults);
+    let keys = Keys {
+        defaults: Some(&defaults),
+        ..keys
+    };
     if keys.get("quantization_config").is_some() {
         bail!(
             UnsupportedModel,
@@ -135,7 +151,7 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
     }
     let count = |key: &str| keys.unsigned(key).and_then(|value| keys.need(key, value));
     let (hidden, heads) = (count("hidden_size")?, count("num_attention_heads")?);
-    let head_dim = match keys.unsigned("head_dim")?.or(family.head_dim) {
+    let head_dim = match keys.unsigned("head_dim")? {
         Some(head_dim) => head_dim,
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
         None => bail!(
@@ -154,16 +170,41 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
     };
     let mut arch = dims.arch(family, tensors)?;
     arch.rms_norm_eps = keys.float("rms_norm_eps")?.unwrap_or(arch.rms_norm_eps);
-    arch.hidden_act = Some(activation(keys.string("hidden_act")?.unwrap_or("silu"))?);
+    let named = keys.string("hidden_activation")?.or(keys.string("hidden_act")?);
+    if let Some(name) = named {
+        arch.hidden_act = Some(activation(name)?);
+    }
+    if keys.bool("use_bidirectional_attention")? == Some(true) {
+        bail!(
+            UnsupportedModel,
+            "config key 'use_bidirectional_attention' is true; only causal attention is known"
+        );
+    }
     arch.tie_word_embeddings = keys.bool("tie_word_embeddings")?.unwrap_or(family.tied);
     arch.max_position_embeddings = keys.size("max_position_embeddings")?;
+    arch.query_pre_attn_scalar = keys.float("query_pre_attn_scalar")?;
+    arch.attn_logit_softcapping = keys.float("attn_logit_softcapping")?;
+    arch.final_logit_softcapping = keys.float("final_logit_softcapping")?;
+    arch.mtp = mtp(&keys)?;
     layer_types(&keys, family, &mut arch)?;
-    rotation(&keys, &mut arch)?;
+    let mut notes = Vec::new();
+    rotation(&keys, family, &mut arch, &mut notes)?;
     Ok(Config {
         family,
         arch,
         nested: text.is_some(),
+        notes,
     })
+}
+
+/// The multi-token head that the configuration announces.
+fn mtp(keys: &Keys) -> Result<Option<Mtp>> {
+    let layers = keys.size("num_nextn_predict_layers")?.filter(|&layers| layers > 0);
+    Ok(layers.map(|num_layers| Mtp {
+        num_layers,
+        share_lm_head: true,
+        share_embed: true,
+    }))
 }
 
 fn activation(name: &str) -> Result<HiddenAct> {
@@ -179,6 +220,10 @@ fn activation(name: &str) -> Result<HiddenAct> {
 
 fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
     let window = keys.size("sliding_window")?;
+    let pattern = match family.window {
+        Window::Pattern => keys.size("sliding_window_pattern")?,
+        _ => None,
+    };
     if let Some(value) = keys.get("layer_types") {
         let Some(names) = value.as_array() else {
             bail!(
@@ -206,27 +251,49 @@ fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
                 ),
             };
         }
-    } else if family.window == Window::FromMaxWindowLayers && keys.bool("use_sliding_window")?.unwrap_or(false) {
-        let first = keys.need("max_window_layers", keys.size("max_window_layers")?)?;
-        arch.layer_types
-            .iter_mut()
-            .skip(first)
-            .for_each(|slot| *slot = LayerType::SlidingAttention);
+    } else {
+        let first = match family.window {
+            Window::Never => arch.num_layers,
+            Window::FromMaxWindowLayers if keys.bool("use_sliding_window")?.unwrap_or(false) => {
+                keys.need("max_window_layers", keys.size("max_window_layers")?)?
+            }
+            Window::FromMaxWindowLayers => arch.num_layers,
+            Window::All | Window::Pattern if window.is_none() => arch.num_layers,
+            Window::All | Window::Pattern => 0,
+        };
+        let slots = arch.layer_types.iter_mut().enumerate().skip(first);
+        slots
+            .filter(|&(layer, _)| slides(layer, pattern))
+            .for_each(|(_, slot)| *slot = LayerType::SlidingAttention);
     }
-    if arch.layer_types.contains(&LayerType::SlidingAttention) {
-        arch.sliding_window = Some(keys.need("sliding_window", window)?);
-    }
-    Ok(())
+    windows(arch, window, pattern)
 }
 
-fn rotation(keys: &Keys, arch: &mut Arch) -> Result<()> {
+fn rotation(keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<String>) -> Result<()> {
     let block = match keys.object("rope_parameters")? {
         Some(block) => Some((block, "rope_parameters")),
         None => keys.object("rope_scaling")?.map(|block| (block, "rope_scaling")),
     };
     let empty = Map::new();
-    let (block, place) = block.unwrap_or((&empty, "rope_scaling"));
-    if let Some((name, _)) = block.iter().find(|(_, value)| value.is_object()) {
+    let (mut block, mut place) = block.unwrap_or((&empty, "rope_scaling"));
+    if let Some(theta) = family.local_theta {
+        arch.rope_local_base_freq = Some(keys.float("rope_local_base_freq")?.unwrap_or(theta));
+        if let Some(local) = Keys::new(block, place).object("sliding_attention")? {
+            let local = Keys::new(local, "rope_parameters.sliding_attention");
+            if let Some(kind) = local.string("rope_type")?.filter(|&kind| kind != "default") {
+                bail!(
+                    UnsupportedModel,
+                    "config key 'rope_parameters.sliding_attention' asks for rope type '{kind}'; known is default"
+                );
+            }
+            arch.rope_local_base_freq = local.float("rope_theta")?.or(arch.rope_local_base_freq);
+        }
+        if let Some(global) = Keys::new(block, place).object("full_attention")? {
+            (block, place) = (global, "rope_parameters.full_attention");
+        }
+    }
+    let own = |name: &str| family.local_theta.is_some() && name == "sliding_attention";
+    if let Some((name, _)) = block.iter().find(|(name, value)| value.is_object() && !own(name)) {
         bail!(
             UnsupportedModel,
             "config key '{place}.{name}': rotation per layer type is unknown for this family"
@@ -243,6 +310,9 @@ fn rotation(keys: &Keys, arch: &mut Arch) -> Result<()> {
     arch.partial_rotary_factor = partial.unwrap_or(1.0);
     let frequencies = frequencies(arch)?;
     let kind = rope.string("rope_type")?.or(rope.string("type")?).unwrap_or("default");
+    // Early Phi-3 configurations have other names for it.
+    let long = matches!(kind, "su" | "yarn") && rope.get("short_factor").is_some();
+    let kind = if long { "longrope" } else { kind };
     let number = |key: &str| rope.float(key).and_then(|value| rope.need(key, value));
     match kind {
         "default" => {}
@@ -281,10 +351,39 @@ fn rotation(keys: &Keys, arch: &mut Arch) -> Result<()> {
                 attention_factor: Some(rope.float("attention_factor")?.unwrap_or(scale)),
             });
         }
+        "longrope" => longrope(keys, &rope, arch, frequencies, notes)?,
         other => bail!(
             UnsupportedModel,
-            "config key '{place}' asks for rope type '{other}'; known are default, linear, llama3, yarn"
+            "config key '{place}' asks for rope type '{other}'; known are default, linear, llama3, yarn, longrope"
         ),
     }
+    Ok(())
+}
+
+/// LongRoPE has two lists of divisors: one for contexts up to the original length, one for longer ones. The container has
+/// one, so the first is kept and the context ends where it stops being right.
+fn longrope(keys: &Keys, rope: &Keys, arch: &mut Arch, frequencies: usize, notes: &mut Vec<String>) -> Result<()> {
+    let original = rope
+        .size("original_max_position_embeddings")?
+        .or(keys.size("original_max_position_embeddings")?);
+    let original = keys.need("original_max_position_embeddings", original)?;
+    let trained = keys.need("max_position_embeddings", arch.max_position_embeddings)?;
+    let Some(list) = rope.get("short_factor").and_then(Value::as_array) else {
+        bail!(UnsupportedModel, "{}: key 'short_factor' is no list", rope.place);
+    };
+    let factors: Option<Vec<f64>> = list.iter().map(Value::as_f64).collect();
+    let Some(factors) = factors.filter(|factors| factors.len() == frequencies) else {
+        bail!(
+            UnsupportedModel,
+            "{}: key 'short_factor': wanted {frequencies} numbers, found {} values",
+            rope.place,
+            list.len()
+        );
+    };
+    let attention = match rope.float("attention_factor")? {
+        Some(factor) => factor,
+        None => rope::long_attention(trained as f64 / original as f64, original as f64)?,
+    };
+    rope::long(arch, factors, original, attention, notes);
     Ok(())
 }

@@ -100,6 +100,7 @@ impl Source {
             family,
             mut arch,
             nested,
+            notes,
         } = config::read(&config, count)?;
         let mut found = Found::new();
         let mut dropped = Vec::new();
@@ -118,6 +119,7 @@ impl Source {
         }
         let mut bound = bind(family, &mut arch, found)?;
         bound.dropped.extend(dropped);
+        bound.notes.extend(notes);
         let vocab = self.folder.bytes("tokenizer.json")?;
         let tokens = tokens::read(&self.folder, &config, vocab.as_deref())?;
         bound.notes.extend(tokens.notes);

@@ -1,0 +1,153 @@
+//! The hyperparameters of a GGUF file: which are known, and how they are asked for.
+//!
+//! Knows names and types of keys, not what follows from them.
+
+use crate::container::gguf::Metadata;
+use crate::error::{Error, Kind, Result, bail};
+
+/// Hyperparameters, after the architecture's prefix, that are read below or say nothing new.
+const KNOWN: [&str; 34] = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.causal",
+    "attention.key_length_swa",
+    "attention.value_length_swa",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.dimension_count",
+    "rope.dimension_count_swa",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "vocab_size",
+    "expert_count",
+    "expert_used_count",
+    "tensor_data_layout",
+];
+
+/// The hyperparameters: keys below the architecture's name.
+pub(super) struct Keys<'a> {
+    pub metadata: &'a Metadata,
+    pub prefix: &'a str,
+}
+
+impl Keys<'_> {
+    /// The key as it is in the file.
+    pub fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    /// Errors: `UnsupportedModel` with a hyperparameter that is not known or says what cannot be honoured.
+    pub fn refuse_unknown(&self) -> Result<()> {
+        let own = self
+            .metadata
+            .keys()
+            .filter_map(|key| key.strip_prefix(self.prefix)?.strip_prefix('.'));
+        let mut unknown: Vec<&str> = own.filter(|key| !KNOWN.contains(key)).collect();
+        unknown.sort_unstable();
+        if let Some(key) = unknown.first() {
+            bail!(
+                UnsupportedModel,
+                "metadata key '{}' is unknown and cannot be honoured",
+                self.full(key)
+            );
+        }
+        for key in ["expert_count", "expert_used_count"] {
+            self.same(key, 0)?;
+        }
+        if self.metadata.bool(&self.full("attention.causal"))? == Some(false) {
+            bail!(
+                UnsupportedModel,
+                "metadata key '{}' is false",
+                self.full("attention.causal")
+            );
+        }
+        Ok(())
+    }
+
+    pub fn unsigned(&self, key: &str) -> Result<Option<u64>> {
+        self.metadata.unsigned(&self.full(key))
+    }
+
+    /// As [`Keys::unsigned`], for lengths.
+    pub fn size(&self, key: &str) -> Result<Option<usize>> {
+        let bad = |_| Error::new(Kind::Bounds, format!("metadata key '{}' is too large", self.full(key)));
+        self.unsigned(key)?
+            .map(|value| usize::try_from(value).map_err(bad))
+            .transpose()
+    }
+
+    pub fn float(&self, key: &str) -> Result<Option<f64>> {
+        self.metadata.float(&self.full(key))
+    }
+
+    /// Whether the key is there and holds a list.
+    pub fn is_list(&self, key: &str) -> bool {
+        self.metadata.is_array(&self.full(key))
+    }
+
+    /// A switch for every layer: a list of `layers` truth values or of zeros and ones.
+    pub fn switches(&self, key: &str, layers: usize, bytes: &[u8]) -> Result<Vec<bool>> {
+        let values = self.metadata.switches(&self.full(key), bytes)?.unwrap_or_default();
+        if values.len() != layers {
+            bail!(
+                UnsupportedModel,
+                "metadata key '{}' has {} entries for {layers} layers",
+                self.full(key),
+                values.len()
+            );
+        }
+        Ok(values)
+    }
+
+    pub fn string(&self, key: &str) -> Result<Option<&str>> {
+        self.metadata.string(&self.full(key))
+    }
+
+    /// Errors: `UnsupportedModel` when `value` is absent.
+    pub fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| {
+            Error::new(
+                Kind::UnsupportedModel,
+                format!("metadata key '{}' is missing", self.full(key)),
+            )
+        })
+    }
+
+    /// A number that must be there.
+    pub fn count(&self, key: &str) -> Result<u64> {
+        self.need(key, self.unsigned(key)?)
+    }
+
+    /// Errors: `UnsupportedModel` when the key is there and not `wanted`.
+    pub fn same(&self, key: &str, wanted: u64) -> Result<()> {
+        match self.unsigned(key)? {
+            Some(found) if found != wanted => {
+                bail!(
+                    UnsupportedModel,
+                    "metadata key '{}' is {found}, wanted {wanted}",
+                    self.full(key)
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! From the hyperparameters of a GGUF file to the container's description of the network.
+//!
+//! What files of a family leave out follows from the family, as the programs that read them have it.
+
+use super::keys::Keys;
+use super::parts::Parts;
+use crate::container::gguf::shortest;
+use crate::container::{Arch, LayerType, Yarn};
+use crate::convert::LM_HEAD;
+use crate::convert::arch::{Dims, frequencies, slides, windows};
+use crate::convert::family::{Family, HEAD, TAIL, Window};
+use crate::convert::rope;
+use crate::error::{Result, bail};
+
+/// Divisors of the rotation's frequencies, stored like a weight.
+const ROPE_FREQS: &str = "rope_freqs.weight";
+/// The two lists of LongRoPE.
+const ROPE_SHORT: &str = "rope_factors_short.weight";
+const ROPE_LONG: &str = "rope_factors_long.weight";
+
+/// Whether a tensor of the file is part of the description.
+pub(super) fn describes(name: &str) -> bool {
+    [ROPE_FREQS, ROPE_SHORT, ROPE_LONG].contains(&name)
+}
+
+/// Reads the description. Errors: `UnsupportedModel` with the key that is missing or cannot be honoured, `Parse` for values
+/// and tensors that are malformed.
+pub(super) fn read(parts: &Parts, keys: &Keys, family: &Family, notes: &mut Vec<String>) -> Result<Arch> {
+    let Some((_, embed)) = HEAD.first().and_then(|role| parts.find(role.gguf)) else {
+        bail!(MissingTensor, "the source lacks the token embedding");
+    };
+    let tied = TAIL
+        .iter()
+        .all(|role| role.name != LM_HEAD || parts.find(role.gguf).is_none());
+    let (hidden, heads) = (keys.count("embedding_length")?, keys.count("attention.head_count")?);
+    let head_dim = match keys.unsigned("attention.key_length")? {
+        Some(length) => length,
+        None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+        None => bail!(
+            UnsupportedModel,
+            "{}: {hidden} is not a multiple of {heads} heads",
+            keys.full("embedding_length")
+        ),
+    };
+    let vocab = embed.shape.first().copied().unwrap_or(0);
+    for key in [
+        "attention.value_length",
+        "attention.key_length_swa",
+        "attention.value_length_swa",
+    ] {
+        keys.same(key, head_dim)?;
+    }
+    keys.same("vocab_size", vocab)?;
+    let dims = Dims {
+        hidden,
+        heads,
+        head_dim,
+        vocab,
+        inter: keys.count("feed_forward_length")?,
+        layers: keys.count("block_count")?,
+        kv_heads: keys.unsigned("attention.head_count_kv")?.unwrap_or(heads),
+    };
+    let mut arch = dims.arch(family, parts.tensors().count())?;
+    arch.tie_word_embeddings = tied;
+    arch.rms_norm_eps = keys.need(
+        "attention.layer_norm_rms_epsilon",
+        keys.float("attention.layer_norm_rms_epsilon")?,
+    )?;
+    arch.max_position_embeddings = keys.size("context_length")?;
+    let cap = |key: &str| -> Result<Option<f64>> { Ok(keys.float(key)?.or(family.default(key))) };
+    arch.attn_logit_softcapping = cap("attn_logit_softcapping")?;
+    arch.final_logit_softcapping = cap("final_logit_softcapping")?;
+    if let Some(wide) = family.gguf_wide {
+        let scalar = match arch.num_layers == wide {
+            true => (arch.hidden_size / arch.num_attention_heads) as f64,
+            false => arch.head_dim as f64,
+        };
+        arch.query_pre_attn_scalar = Some(scalar);
+    }
+    layer_types(parts, keys, family, &mut arch)?;
+    rotation(parts, keys, family, &mut arch, notes)?;
+    Ok(arch)
+}
+
+fn layer_types(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
+    const WINDOW: &str = "attention.sliding_window";
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let window = keys.size(WINDOW)?.filter(|&window| window > 0);
+    let period = match family.window {
+        Window::All => None,
+        Window::Pattern => family.default("sliding_window_pattern").map(|period| period as usize),
+        Window::Never | Window::FromMaxWindowLayers => {
+            return match window {
+                Some(window) => bail!(
+                    UnsupportedModel,
+                    "metadata key '{}' is {window}, but which layers slide is not said",
+                    keys.full(WINDOW)
+                ),
+                None => Ok(()),
+            };
+        }
+    };
+    if window.is_none() {
+        return Ok(());
+    }
+    let (sliding, period) = if keys.is_list(PATTERN) {
+        (keys.switches(PATTERN, arch.num_layers, parts.bytes())?, period)
+    } else {
+        // Zero: all layers.
+        let period = keys.size(PATTERN)?.or(period).filter(|&period| period > 0);
+        (
+            (0..arch.num_layers).map(|layer| slides(layer, period)).collect(),
+            period,
+        )
+    };
+    for (slot, sliding) in arch.layer_types.iter_mut().zip(sliding) {
+        if sliding {
+            *slot = LayerType::SlidingAttention;
+        }
+    }
+    windows(arch, window, period)
+}
+
+fn rotation(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<String>) -> Result<()> {
+    arch.rope_theta = keys
+        .float("rope.freq_base")?
+        .or(family.default("rope_theta"))
+        .unwrap_or(arch.rope_theta);
+    if let Some(rotated) = keys.unsigned("rope.dimension_count")? {
+        arch.partial_rotary_factor = rotated as f64 / arch.head_dim as f64;
+        keys.same("rope.dimension_count_swa", rotated)?;
+    }
+    match keys.float("rope.freq_base_swa")? {
+        Some(base) if family.local_theta.is_none() && base != arch.rope_theta => bail!(
+            UnsupportedModel,
+            "metadata key '{}' is {base}; sliding layers of {} rotate as the others",
+            keys.full("rope.freq_base_swa"),
+            family.model_type
+        ),
+        base => arch.rope_local_base_freq = family.local_theta.map(|theta| base.unwrap_or(theta)),
+    }
+    let frequencies = frequencies(arch)?;
+    let factor = || {
+        keys.float("rope.scaling.factor")
+            .and_then(|factor| keys.need("rope.scaling.factor", factor))
+    };
+    let short = divisors(parts, ROPE_SHORT, frequencies)?;
+    match keys.string("rope.scaling.type")? {
+        None | Some("longrope") if short.is_some() => {}
+        None => {
+            if let Some(factor) = keys.float("rope.scale_linear")?.filter(|&factor| factor != 1.0) {
+                arch.rope_freq_factors = Some(rope::linear(factor, frequencies)?);
+            }
+        }
+        Some("none") => {}
+        Some("linear") => arch.rope_freq_factors = Some(rope::linear(factor()?, frequencies)?),
+        Some("yarn") => arch.yarn = Some(yarn(keys, factor()?)?),
+        Some(other) => bail!(
+            UnsupportedModel,
+            "{} is '{other}'; known are none, linear, yarn, and longrope with its tensors",
+            keys.full("rope.scaling.type")
+        ),
+    }
+    let freqs = divisors(parts, ROPE_FREQS, frequencies)?;
+    if [
+        arch.rope_freq_factors.is_some() || arch.yarn.is_some(),
+        freqs.is_some(),
+        short.is_some(),
+    ]
+    .into_iter()
+    .filter(|&scales| scales)
+    .count()
+        > 1
+    {
+        bail!(
+            UnsupportedModel,
+            "{} and one of the tensors '{ROPE_FREQS}' and '{ROPE_SHORT}', or both, scale the rotation",
+            keys.full("rope.scaling.type")
+        );
+    }
+    if freqs.is_some() {
+        arch.rope_freq_factors = freqs;
+    }
+    if let Some(short) = short {
+        let original = keys.size("rope.scaling.original_context_length")?;
+        let original = keys.need("rope.scaling.original_context_length", original)?;
+        let trained = keys.need("context_length", arch.max_position_embeddings)?;
+        let attention = match keys.float("rope.scaling.attn_factor")? {
+            Some(factor) => factor,
+            None => rope::long_attention(trained as f64 / original as f64, original as f64)?,
+        };
+        rope::long(arch, short, original, attention, notes);
+    }
+    Ok(())
+}
+
+fn yarn(keys: &Keys, factor: f64) -> Result<Yarn> {
+    let original = keys.size("rope.scaling.original_context_length")?;
+    let blend = keys.float("rope.scaling.yarn_ext_factor")?;
+    if blend.is_some_and(|value| value != 1.0) {
+        bail!(
+            UnsupportedModel,
+            "{}: only 1 is known",
+            keys.full("rope.scaling.yarn_ext_factor")
+        );
+    }
+    // A factor of the file multiplies what follows from the scaling.
+    let extra = keys
+        .float("rope.scaling.attn_factor")?
+        .or(keys.float("rope.scaling.yarn_attn_factor")?);
+    Ok(Yarn {
+        factor,
+        original_max_position_embeddings: keys.need("rope.scaling.original_context_length", original)?,
+        beta_fast: keys.float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+        beta_slow: keys.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+        attention_factor: Some(rope::yarn_attention(factor, 1.0) * extra.unwrap_or(1.0)),
+    })
+}
+
+/// The values of a tensor with one divisor for each frequency, `None` when there is no such tensor.
+fn divisors(parts: &Parts, name: &str, frequencies: usize) -> Result<Option<Vec<f64>>> {
+    let Some((file, tensor)) = parts.find(name) else {
+        return Ok(None);
+    };
+    if tensor.shape != [frequencies as u64] {
+        bail!(
+            Parse,
+            "tensor '{name}' has shape {:?}, wanted [{frequencies}]",
+            tensor.shape
+        );
+    }
+    let mut divisors = vec![0.0; frequencies];
+    let bytes = file.bytes().get(tensor.range.clone()).unwrap_or_default();
+    tensor.kind.decode(bytes, &mut divisors)?;
+    Ok(Some(divisors.into_iter().map(shortest).collect()))
+}
