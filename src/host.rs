@@ -275,7 +275,8 @@ impl Bound<'_> {
     fn cap(&mut self, p: &kernel::Cap) -> Result<()> {
         let stride = p.vectors as usize * 4;
         let (multiplier, cap) = (f64::from(p.multiplier), f64::from(p.cap));
-        for c in 0..self.ctl(0)?.columns as usize {
+        let columns = if p.first != 0 { 1 } else { self.ctl(0)?.columns };
+        for c in 0..columns as usize {
             let y = part(self.floats(1)?, c * stride, stride, "y")?;
             let capped = |value: &f32| match f64::from(*value) * multiplier {
                 v if cap == 0.0 => v,

@@ -570,6 +570,8 @@ params! {
         multiplier: f32,
         /// Soft cap; 0 = none.
         cap: f32,
+        /// 1 = only the first column, whatever the run has.
+        first: u32,
     }
     /// Parameters of `sample`.
     Sample {

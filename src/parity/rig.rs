@@ -269,6 +269,7 @@ impl Maker {
                     vectors,
                     multiplier,
                     cap,
+                    first: 0,
                 });
                 self.step(op, vec![ctl, x_bind]);
             }

@@ -186,7 +186,7 @@ impl Grid {
             Op::Embed(p) => Grid::Threads(p.units * 4, 1),
             Op::Prep(p) => Grid::Threads(p.vectors, 0),
             Op::Norm(_) | Op::AddNorm(_) => Grid::Columns,
-            Op::Cap(p) => Grid::Threads(p.vectors, 1),
+            Op::Cap(p) => Grid::Threads(p.vectors, 1 - p.first.min(1)),
             Op::Matvec(p) => Grid::Teams(p.rows.div_ceil(4)),
             Op::MatvecAdd(p) => Grid::Teams(p.rows.div_ceil(4)),
             Op::MatvecGlu(p) => Grid::Teams(p.part1.div_ceil(2)),

@@ -384,6 +384,8 @@ impl<'a> Walk<'a> {
             vectors,
             multiplier,
             cap,
+            // The logits of a decoded token are one column, even right after a prompt of many.
+            first: u32::from(matches!(mode, Mode::Decode)),
         });
         let bindings = [self.fixed.ctl, logits].map(Bind::Buffer).to_vec();
         self.push(mode, "head.cap", op, None, bindings);

@@ -177,4 +177,4 @@ macro_rules! models {
         }
     };
 }
-models!(llama_tied llama_untied llama3_rope llama_bias qwen2 qwen3);
+models!(llama_tied llama_untied llama3_rope llama_bias qwen2 qwen3 qwen3_yarn qwen3_mtp mistral_swa gemma2 gemma3 phi3 phi3_longrope);
