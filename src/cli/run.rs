@@ -106,14 +106,29 @@ struct SamplingArgs {
     #[arg(long, env = "CMF_GPU_GREEDY", value_parser = FalseyValueParser::new(), hide_env = true)]
     greedy: bool,
     /// Makes tokens of the prompt and the answer less probable by this factor; 1 = off
-    #[arg(long, visible_alias = "rep-penalty", env = "CMF_GPU_REPEAT_PENALTY", allow_negative_numbers = true,
-          hide_env = true)]
+    #[arg(
+        long,
+        visible_alias = "rep-penalty",
+        env = "CMF_GPU_REPEAT_PENALTY",
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     repeat_penalty: Option<f32>,
     /// Subtracted from the logits of tokens in the answer; 0 = off
-    #[arg(long, env = "CMF_GPU_PRESENCE_PENALTY", allow_negative_numbers = true, hide_env = true)]
+    #[arg(
+        long,
+        env = "CMF_GPU_PRESENCE_PENALTY",
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     presence_penalty: Option<f32>,
     /// Subtracted from a token's logit as often as it is in the answer; 0 = off
-    #[arg(long, env = "CMF_GPU_FREQUENCY_PENALTY", allow_negative_numbers = true, hide_env = true)]
+    #[arg(
+        long,
+        env = "CMF_GPU_FREQUENCY_PENALTY",
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     frequency_penalty: Option<f32>,
     /// Drafting of tokens: auto or off, which are the same until it is implemented
     #[arg(long, env = "CMF_GPU_SPEC", default_value = "auto", value_parser = spec, hide_env = true)]
