@@ -216,7 +216,9 @@ fn parts_that_do_not_fit_are_named() {
         missing.contains("m-00001-of-00003.gguf: part 1 of 3 is missing"),
         "{missing}"
     );
-    let twice = refusal(&|parts| drop(std::fs::copy(&parts[1], &parts[2]).unwrap()));
+    let twice = refusal(&|parts| {
+        std::fs::copy(&parts[1], &parts[2]).unwrap();
+    });
     assert!(twice.contains("m-00003-of-00003.gguf: this is not part 3"), "{twice}");
     let other = refusal(&|parts| {
         std::fs::write(&parts[2], gguf_of("qwen2").bytes()).unwrap();

@@ -75,7 +75,7 @@ impl Maker {
                 // Most tokens are new, some were in the prompt, some were sampled up to three times.
                 let marks = |bits: u64| match bits % 8 {
                     0 => SEEN_IN_PROMPT,
-                    1 => SEEN_IN_PROMPT | (bits >> 8) as u32 % 4,
+                    1 => SEEN_IN_PROMPT | ((bits >> 8) as u32 % 4),
                     2 => (bits >> 8) as u32 % 4,
                     _ => 0,
                 };
