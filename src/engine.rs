@@ -9,7 +9,7 @@ use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor};
 use crate::model::{self, Model};
 use crate::options::{AnswerOptions, DEFAULT_CTX, DEFAULT_MAX_TOKENS, DeviceChoice, LoadOptions};
 use crate::program::{self, Counters, Executor, Plan, PlanOptions, Which};
-use crate::sampling::Sampling;
+use crate::sampling::{MAX_STOPS, Sampling};
 use crate::session::{Cancel, Finish, Generation, Session};
 use crate::text::{self, ChatTemplate, RenderOptions, Tokenizer};
 use serde_json::{Map, Value};
@@ -279,6 +279,9 @@ impl Engine {
     }
 
     /// Continues a list of tokens. Without a tokenizer the text stays empty.
+    ///
+    /// Errors: `ContextFull`, `NonFinite`, `Usage`, the device's. `on_text` got the text so far then, and the engine can
+    /// be used again.
     pub fn continue_tokens(
         &mut self,
         prompt: &[u32],
@@ -289,7 +292,8 @@ impl Engine {
         let start = Instant::now();
         let generation = Generation {
             sampling: options.sampling.clone().unwrap_or_else(|| self.defaults.clone()),
-            stops: self.stops.clone(),
+            // The device watches for so many; the others are found below.
+            stops: self.stops.iter().copied().take(MAX_STOPS).collect(),
             max_tokens: options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
         };
         generation.sampling.validate()?;
@@ -347,10 +351,11 @@ impl Engine {
                     ControlFlow::Break(())
                 }
             }
-        })?;
+        });
         if let Some(err) = failed {
             return Err(err);
         }
+        // After an error, too: the text so far is the caller's.
         if let Some(stream) = stream.as_mut() {
             let rest = stream.finish()?;
             if !rest.is_empty() {
@@ -358,7 +363,7 @@ impl Engine {
                 let _ = on_text(&rest);
             }
         }
-        answer.finish = finish;
+        answer.finish = finish?;
         answer.prefill_s = first.unwrap_or_else(|| start.elapsed().as_secs_f64());
         answer.decode_s = start.elapsed().as_secs_f64() - answer.prefill_s;
         (answer.decode_runs, answer.decode_counters) = self.session.decode_cost();
@@ -471,7 +476,7 @@ pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan)
     let weights = if device.is_some() { plan.weight_bytes() } else { 0 };
     let need = weights + plan.buffer_bytes();
     if let Some(limit) = options.vram_mb
-        && need > limit << 20
+        && need > limit.saturating_mul(1 << 20)
     {
         bail!(
             OutOfMemory,
@@ -503,7 +508,6 @@ fn stop_tokens(from_file: &[u32], tokenizer: Option<&Tokenizer>, vocab: usize) -
     }
     stops.sort_unstable();
     stops.dedup();
-    stops.truncate(crate::sampling::MAX_STOPS);
     stops
 }
 

@@ -5,6 +5,7 @@
 use crate::error::{Result, bail};
 use crate::program::{Counters, Ctl, Executor, Extent, Plan, Ticket, Which};
 use crate::sampling::{SEEN_IN_PROMPT, Sampling};
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,6 +78,8 @@ pub struct Session {
     cached: Vec<u32>,
     /// Columns of the last prefill chunk, while no token has been sampled after it.
     pending_columns: u32,
+    /// Runs that nobody has waited for yet.
+    in_flight: VecDeque<Ticket>,
     /// Runs of the decode program in the last answer, and what they cost.
     decode_cost: (u64, Counters),
 }
@@ -89,6 +92,7 @@ impl Session {
             executor,
             cached: Vec::new(),
             pending_columns: 0,
+            in_flight: VecDeque::new(),
             decode_cost: Default::default(),
         }
     }
@@ -143,6 +147,32 @@ impl Session {
         Ok(())
     }
 
+    fn submit(&mut self, which: Which, extent: Extent) -> Result<()> {
+        let ticket = self.executor.submit(which, extent)?;
+        self.in_flight.push_back(ticket);
+        Ok(())
+    }
+
+    /// Waits for the oldest run.
+    fn wait(&mut self) -> Result<Ctl> {
+        match self.in_flight.pop_front() {
+            Some(ticket) => self.executor.wait(ticket),
+            None => bail!(Usage, "no run is under way"),
+        }
+    }
+
+    /// After an error: nothing stays in flight, and nothing that was computed is used again.
+    fn settled<T>(&mut self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            while !self.in_flight.is_empty() {
+                // The first error is the one that is told.
+                let _ = self.wait();
+            }
+            self.clear();
+        }
+        result
+    }
+
     fn start(&mut self, token: u32, pos: u32, columns: u32) -> Result<()> {
         let ctl = Ctl {
             token,
@@ -164,25 +194,30 @@ impl Session {
         let shared = shared.min(tokens.len() - 1);
         self.cached.truncate(shared);
         self.pending_columns = 0;
-        // One chunk is encoded while another runs, and no more, so that a cancel is not behind a long queue.
-        let mut in_flight: Option<Ticket> = None;
+        let result = self.prefill_chunks(&tokens[shared..], cancel);
+        let flow = self.settled(result)?;
+        Ok((self.cached.len() - shared, flow))
+    }
+
+    fn prefill_chunks(&mut self, tokens: &[u32], cancel: &Cancel) -> Result<ControlFlow<()>> {
         let mut flow = ControlFlow::Continue(());
-        for chunk in tokens[shared..].chunks(self.plan.chunk as usize) {
+        for chunk in tokens.chunks(self.plan.chunk as usize) {
             if cancel.is_cancelled() {
                 flow = ControlFlow::Break(());
                 break;
             }
             let extent = self.begin_chunk(chunk)?;
-            let ticket = self.executor.submit(Which::Prefill, extent)?;
+            self.submit(Which::Prefill, extent)?;
             self.end_chunk(chunk);
-            if let Some(before) = in_flight.replace(ticket) {
-                self.executor.wait(before)?;
+            // One chunk is encoded while another runs, and no more, so that a cancel is not behind a long queue.
+            if self.in_flight.len() > 1 {
+                self.wait()?;
             }
         }
-        if let Some(last) = in_flight {
-            self.executor.wait(last)?;
+        while !self.in_flight.is_empty() {
+            self.wait()?;
         }
-        Ok((self.cached.len() - shared, flow))
+        Ok(flow)
     }
 
     fn begin_chunk(&mut self, chunk: &[u32]) -> Result<Extent> {
@@ -203,8 +238,18 @@ impl Session {
     /// Samples tokens after a prefill until something ends the answer. Each token goes to `emit`, which may end it too.
     /// The run of the next token is submitted before a token is read.
     ///
-    /// Errors: `NonFinite` with the position, and the executor's.
+    /// Errors: `NonFinite` with the position, and the executor's. The session can be used after them; its cache is empty.
     pub fn generate(
+        &mut self,
+        generation: &Generation,
+        cancel: &Cancel,
+        emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Finish> {
+        let result = self.sample(generation, cancel, emit);
+        self.settled(result)
+    }
+
+    fn sample(
         &mut self,
         generation: &Generation,
         cancel: &Cancel,
@@ -232,30 +277,24 @@ impl Session {
             columns,
             end: start as u32,
         };
-        let mut in_flight = self.executor.submit(Which::Head, extent)?;
+        self.submit(Which::Head, extent)?;
         let before = self.executor.counters();
         let (mut emitted, mut runs) = (0, 0);
         loop {
             // Token number `emitted` is being computed; it will sit at this position.
             let pos = start + emitted;
             let more = emitted + 1 < generation.max_tokens && pos < self.plan.ctx as usize && !cancel.is_cancelled();
-            let next: Option<Ticket> = match more {
-                true => Some(self.executor.submit(
-                    Which::Decode,
-                    Extent {
-                        columns: 1,
-                        end: pos as u32 + 1,
-                    },
-                )?),
-                false => None,
-            };
-            runs += u64::from(next.is_some());
-            let ctl = self.executor.wait(in_flight)?;
+            if more {
+                let end = pos as u32 + 1;
+                self.submit(Which::Decode, Extent { columns: 1, end })?;
+            }
+            runs += u64::from(more);
+            let ctl = self.wait()?;
             if ctl.stop == 2 {
                 bail!(NonFinite, "the logits at position {pos} are not finite numbers");
             }
             emitted += 1;
-            if next.is_some() {
+            if more {
                 self.cached.push(ctl.sampled);
             }
             let ended = match emit(ctl.sampled) {
@@ -263,18 +302,15 @@ impl Session {
                 ControlFlow::Break(()) => Some(Finish::Stop),
                 ControlFlow::Continue(()) if cancel.is_cancelled() => Some(Finish::Interrupted),
                 ControlFlow::Continue(()) if emitted >= generation.max_tokens => Some(Finish::Length),
-                ControlFlow::Continue(()) if next.is_none() => Some(Finish::Context),
+                ControlFlow::Continue(()) if !more => Some(Finish::Context),
                 ControlFlow::Continue(()) => None,
             };
-            match (ended, next) {
-                (None, Some(next)) => in_flight = next,
-                (ended, next) => {
-                    if let Some(next) = next {
-                        self.executor.wait(next)?;
-                    }
-                    self.decode_cost = (runs, self.executor.counters().since(&before));
-                    return Ok(ended.unwrap_or(Finish::Context));
+            if let Some(finish) = ended {
+                if more {
+                    self.wait()?;
                 }
+                self.decode_cost = (runs, self.executor.counters().since(&before));
+                return Ok(finish);
             }
         }
     }

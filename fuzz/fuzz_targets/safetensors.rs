@@ -1,0 +1,56 @@
+//! A Hugging Face model: a configuration and a safetensors file, read and converted.
+#![no_main]
+
+use cmf_gpu::container::{Container, safetensors};
+use cmf_gpu::convert::{Options, convert};
+use cmf_gpu::dtype::Dtype;
+use cmf_gpu_fuzz::{Counting, bounded, halves, joined, on_disk, scratch};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use std::ops::ControlFlow;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fuzz_target!(|input: &[u8]| {
+    let (config, file) = halves(input);
+    on_disk("config.json", config);
+    let path = on_disk("model.safetensors", file);
+    let out = scratch().join("safetensors.cmf");
+    bounded(input.len(), || {
+        if safetensors::parse(file).is_err() {
+            return;
+        }
+        let quant = [Dtype::Q8Row, Dtype::F16, Dtype::Q4tp][input.len() % 3];
+        if convert(&path, &out, &Options { quant }, &mut |_| ControlFlow::Continue(())).is_ok() {
+            let container = Container::open(&out).expect("what convert writes can be opened");
+            assert!(container.verify(&mut |_, _| {}).failures.is_empty());
+        }
+    });
+});
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let (config, file) = halves(&data[..size]);
+    let header = file.first_chunk().map_or(0, |len| u64::from_le_bytes(*len));
+    let header = usize::try_from(header).unwrap_or(0).min(file.len().saturating_sub(8));
+    let mutated = |bytes: &[u8]| {
+        let mut room = bytes.to_vec();
+        room.resize(bytes.len() + 64, 0);
+        let len = fuzzer_mutate(&mut room, bytes.len(), bytes.len() + 64);
+        room.truncate(len);
+        room
+    };
+    let new = match seed % 3 {
+        0 => joined(&mutated(config), file),
+        1 if header > 0 => {
+            let text = mutated(&file[8..8 + header]);
+            let parts = [&(text.len() as u64).to_le_bytes()[..], &text, &file[8 + header..]];
+            joined(config, &parts.concat())
+        }
+        _ => return fuzzer_mutate(data, size, max_size),
+    };
+    if new.len() > max_size {
+        return fuzzer_mutate(data, size, max_size);
+    }
+    data[..new.len()].copy_from_slice(&new);
+    new.len()
+});

@@ -1,0 +1,39 @@
+//! Tokenizer: a text and a `tokenizer.json`; encoded, decoded, streamed.
+#![no_main]
+
+use cmf_gpu::text::Tokenizer;
+use cmf_gpu_fuzz::{Counting, bounded, halves};
+use libfuzzer_sys::fuzz_target;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fuzz_target!(|input: &[u8]| {
+    let (text, json) = halves(input);
+    let text = String::from_utf8_lossy(text);
+    bounded(input.len(), || {
+        let Ok(tokenizer) = Tokenizer::from_json(json) else { return };
+        let size = tokenizer.vocab_size() as u32;
+        let guarded = tokenizer.encode_guarded(&format!("{}{text}", tokenizer.guard(&text)));
+        let lists = [
+            tokenizer.encode(&text, true),
+            tokenizer.encode_plain(&text),
+            guarded,
+            Ok(vec![size, u32::MAX, 0, 1, size.saturating_sub(1)]),
+        ];
+        for (i, ids) in lists.into_iter().enumerate() {
+            let Ok(mut ids) = ids else { continue };
+            assert!(i == 3 || ids.iter().all(|&id| id < size));
+            ids.truncate(64);
+            let whole = tokenizer.decode(&ids, true);
+            let Ok(mut stream) = tokenizer.stream(true, &["ab".into()]) else { continue };
+            for &id in &ids {
+                if stream.push(id).is_err() {
+                    break;
+                }
+            }
+            let _ = stream.finish();
+            let _ = whole;
+        }
+    });
+});

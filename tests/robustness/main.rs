@@ -1,0 +1,10 @@
+//! What breaks for people, reproduced: each test names the symptom that somebody reported of some engine.
+//!
+//! Most run a model whose answer is known beforehand, see [`permutation`].
+
+mod answers;
+mod failures;
+mod files;
+mod permutation;
+mod process;
+mod signals;
