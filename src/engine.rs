@@ -2,13 +2,16 @@
 //!
 //! Several engines can live in one process; nothing here prints, reads the environment or exits.
 
-use crate::budget::available_memory;
-use crate::container::Container;
+mod place;
+
+pub use place::{LoadProgress, Placed, Placement, check_budget, open_device};
+
+use crate::container::{Container, Tensors};
 use crate::error::{Result, bail};
-use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor};
-use crate::model::{self, Model};
-use crate::options::{AnswerOptions, DEFAULT_CTX, DEFAULT_MAX_TOKENS, DeviceChoice, LoadOptions};
-use crate::program::{self, Counters, Executor, Plan, PlanOptions, Which};
+use crate::gpu::Device;
+use crate::model::Model;
+use crate::options::{AnswerOptions, DEFAULT_MAX_TOKENS, LoadOptions};
+use crate::program::{Counters, Which};
 use crate::sampling::{MAX_STOPS, Sampling};
 use crate::session::{Cancel, Finish, Generation, Session};
 use crate::text::{self, ChatTemplate, RenderOptions, Tokenizer};
@@ -18,35 +21,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Columns of a prefill chunk on hardware, and on a software adapter or the CPU reference.
-const CHUNK_HARDWARE: u32 = 256;
-const CHUNK_SOFTWARE: u32 = 64;
 /// Tokens that end an answer in models whose file forgot to say so, when the tokenizer calls them special.
 const KNOWN_STOPS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"];
-
-/// What runs where.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
-    /// Name of the device.
-    pub name: String,
-    /// vulkan, metal, dx12, or cpu.
-    pub backend: String,
-    /// discrete, integrated, other, software, or cpu.
-    pub kind: String,
-    /// Why it is not what might have been expected.
-    pub notice: Option<String>,
-    /// Layers that run there: all of them.
-    pub layers: usize,
-    /// Bytes of weights there.
-    pub weight_bytes: u64,
-    /// Bytes of caches, activations and state there.
-    pub buffer_bytes: u64,
-    /// Positions of the context.
-    pub ctx: u32,
-}
-
-/// Bytes uploaded so far, and in all.
-pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 /// A finished answer.
 #[derive(Clone, Debug)]
@@ -76,14 +52,12 @@ pub struct Answer {
 /// A model on a device, with one conversation.
 pub struct Engine {
     container: Arc<Container>,
-    model: Model,
-    session: Session,
+    placed: Placed,
     tokenizer: Option<Tokenizer>,
     template: ChatTemplate,
     special_tokens: Map<String, Value>,
     stops: Vec<u32>,
     defaults: Sampling,
-    placement: Placement,
     load_s: f64,
 }
 
@@ -127,7 +101,6 @@ impl Engine {
         }
         let container = Arc::new(container);
         let header = container.header();
-        let model = model::bind(&header.arch, container.as_ref())?;
         let tokenizer = container.tokenizer_json().map(Tokenizer::from_json).transpose()?;
         let config = &header.tokenizer_config;
         let template = match &config.chat_template {
@@ -142,57 +115,24 @@ impl Engine {
         let stops = stop_tokens(&config.eos_token_ids, tokenizer.as_ref(), header.arch.vocab_size);
         let defaults = sampling_defaults(&header.provenance);
 
-        let ctx = context(options, &model)?;
-        let plan = Arc::new(program::plan(
-            &model,
-            container.as_ref(),
-            &plan_options(options, device.as_deref(), ctx),
-        )?);
-        check_budget(options, device.as_deref(), &plan)?;
-        let mut upload = |done, total| match progress(done, total) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
-        };
-        let executor: Box<dyn Executor> = match &device {
-            Some(device) => Box::new(GpuExecutor::new(
-                device.clone(),
-                plan.clone(),
-                container.as_ref(),
-                &mut upload,
-            )?),
-            None => Box::new(crate::host::HostExecutor::new(plan.clone(), container.clone())?),
-        };
-        let placement = Placement {
-            name: device
-                .as_ref()
-                .map_or("CPU reference".into(), |device| device.name.clone()),
-            backend: device.as_ref().map_or("cpu".into(), |device| device.backend.clone()),
-            kind: device.as_ref().map_or("cpu".into(), |device| device.kind.name().into()),
-            notice,
-            layers: model.layers.len(),
-            weight_bytes: plan.weight_bytes(),
-            buffer_bytes: plan.buffer_bytes(),
-            ctx,
-        };
-        let session = Session::new(plan, executor);
+        let tensors: Arc<dyn Tensors> = container.clone();
+        let placed = Placed::new(&header.arch, tensors, device, notice, options, progress)?;
         let load_s = start.elapsed().as_secs_f64();
         Ok(Engine {
             container,
-            model,
-            session,
+            placed,
             tokenizer,
             template,
             special_tokens,
             stops,
             defaults,
-            placement,
             load_s,
         })
     }
 
     /// What runs where.
     pub fn placement(&self) -> &Placement {
-        &self.placement
+        &self.placed.placement
     }
 
     /// The file.
@@ -202,17 +142,17 @@ impl Engine {
 
     /// The network.
     pub fn model(&self) -> &Model {
-        &self.model
+        &self.placed.model
     }
 
     /// The conversation's caches and positions.
     pub fn session(&mut self) -> &mut Session {
-        &mut self.session
+        &mut self.placed.session
     }
 
     /// What the executor did so far.
     pub fn counters(&self) -> Counters {
-        self.session.counters()
+        self.placed.session.counters()
     }
 
     /// Seconds that loading took.
@@ -313,9 +253,9 @@ impl Engine {
             Some(tokenizer) => Some(tokenizer.stream(true, &options.stop)?),
             None => None,
         };
-        let (run, flow) = self.session.prefill(prompt, cancel)?;
+        let (run, flow) = self.placed.session.prefill(prompt, cancel)?;
         answer.prefilled_tokens = run;
-        answer.cached_tokens = self.session.cached().len() - run;
+        answer.cached_tokens = self.placed.session.cached().len() - run;
         if flow.is_break() {
             answer.prefill_s = start.elapsed().as_secs_f64();
             return Ok(answer);
@@ -323,7 +263,7 @@ impl Engine {
         let mut first = None;
         let mut failed = None;
         let stops = &self.stops;
-        let finish = self.session.generate(&generation, cancel, &mut |token| {
+        let finish = self.placed.session.generate(&generation, cancel, &mut |token| {
             first.get_or_insert_with(|| start.elapsed().as_secs_f64());
             answer.tokens.push(token);
             if stops.contains(&token) {
@@ -366,138 +306,14 @@ impl Engine {
         answer.finish = finish?;
         answer.prefill_s = first.unwrap_or_else(|| start.elapsed().as_secs_f64());
         answer.decode_s = start.elapsed().as_secs_f64() - answer.prefill_s;
-        (answer.decode_runs, answer.decode_counters) = self.session.decode_cost();
+        (answer.decode_runs, answer.decode_counters) = self.placed.session.decode_cost();
         Ok(answer)
     }
 
     /// What one steady token costs, by plan.
     pub fn decode_dispatches(&self) -> usize {
-        self.session.plan().program(Which::Decode).steps.len()
+        self.placed.session.plan().program(Which::Decode).steps.len()
     }
-}
-
-/// The device that the options ask for, `None` for the CPU reference, and what should be said about it.
-///
-/// Errors: `NoAdapter` when there is none such, with those there are; `DeviceError` when it cannot be opened.
-pub fn open_device(options: &LoadOptions) -> Result<(Option<Arc<Device>>, Option<String>)> {
-    let device_options = DeviceOptions {
-        checked_shaders: options.checked_shaders,
-        ..DeviceOptions::default()
-    };
-    if options.device == DeviceChoice::Cpu {
-        return Ok((None, None));
-    }
-    let adapters = gpu::adapters();
-    let hardware = || adapters.iter().find(|adapter| adapter.kind != DeviceKind::Software);
-    let software = || adapters.iter().find(|adapter| adapter.kind == DeviceKind::Software);
-    let names = || {
-        adapters
-            .iter()
-            .map(|adapter| adapter.name.as_str())
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    let mut notice = None;
-    let adapter = match &options.device {
-        DeviceChoice::Cpu => None,
-        DeviceChoice::Auto => match (hardware(), software()) {
-            (Some(adapter), _) => Some(adapter),
-            (None, Some(adapter)) => {
-                notice = Some("no GPU was found; using a software adapter, which is slow".to_string());
-                Some(adapter)
-            }
-            (None, None) => {
-                notice = Some(
-                    "no GPU and no software adapter was found; using the CPU reference kernels, which are slow"
-                        .to_string(),
-                );
-                None
-            }
-        },
-        DeviceChoice::Gpu => match hardware() {
-            Some(adapter) => Some(adapter),
-            None => bail!(NoAdapter, "no hardware GPU was found; adapters: [{}]", names()),
-        },
-        DeviceChoice::Software => match software() {
-            Some(adapter) => Some(adapter),
-            None => bail!(NoAdapter, "no software adapter was found; adapters: [{}]", names()),
-        },
-        DeviceChoice::Index(index) => match adapters.get(*index) {
-            Some(adapter) => Some(adapter),
-            None => bail!(NoAdapter, "there is no adapter number {index}; adapters: [{}]", names()),
-        },
-        DeviceChoice::Name(part) => {
-            let matches = |name: &str| name.to_lowercase().contains(&part.to_lowercase());
-            match adapters.iter().find(|adapter| matches(&adapter.name)) {
-                Some(adapter) => Some(adapter),
-                None => bail!(
-                    NoAdapter,
-                    "no adapter's name contains '{part}'; adapters: [{}]",
-                    names()
-                ),
-            }
-        }
-    };
-    match adapter {
-        Some(adapter) => Ok((Some(Arc::new(Device::open(adapter, device_options)?)), notice)),
-        None => Ok((None, notice)),
-    }
-}
-
-fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> PlanOptions {
-    let hardware = device.is_some_and(|device| device.kind != DeviceKind::Software);
-    PlanOptions {
-        ctx,
-        chunk: if hardware { CHUNK_HARDWARE } else { CHUNK_SOFTWARE },
-        kv: options.kv,
-        max_binding: device.map_or(u64::MAX / 2, Device::max_binding),
-        all_logits: options.all_logits,
-    }
-}
-
-fn context(options: &LoadOptions, model: &Model) -> Result<u32> {
-    let trained = model
-        .max_positions
-        .map(|positions| positions.min(u32::MAX as usize) as u32);
-    match (options.ctx, trained) {
-        (Some(0), Some(trained)) => Ok(trained),
-        (Some(0), None) => bail!(
-            Usage,
-            "the file does not say how long its context is; give a --ctx above 0"
-        ),
-        (Some(ctx), _) => Ok(ctx),
-        (None, trained) => Ok(trained.unwrap_or(DEFAULT_CTX).min(DEFAULT_CTX)),
-    }
-}
-
-/// Compares a plan with the memory there is, before anything is allocated. Errors: `OutOfMemory`, with both sizes.
-pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
-    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    let weights = if device.is_some() { plan.weight_bytes() } else { 0 };
-    let need = weights + plan.buffer_bytes();
-    if let Some(limit) = options.vram_mb
-        && need > limit.saturating_mul(1 << 20)
-    {
-        bail!(
-            OutOfMemory,
-            "the plan needs {} MiB, --vram-mb allows {limit}; a smaller --ctx would help",
-            mib(need)
-        );
-    }
-    let shares_host_memory =
-        device.is_none_or(|device| matches!(device.kind, DeviceKind::Software | DeviceKind::Integrated));
-    if shares_host_memory
-        && let Some(free) = available_memory(Path::new("/"))
-        && need > free
-    {
-        bail!(
-            OutOfMemory,
-            "the plan needs {} MiB, {} MiB are free; a smaller --ctx would help",
-            mib(need),
-            mib(free)
-        );
-    }
-    Ok(())
 }
 
 fn stop_tokens(from_file: &[u32], tokenizer: Option<&Tokenizer>, vocab: usize) -> Vec<u32> {

@@ -19,6 +19,7 @@ pub mod program;
 pub mod sampling;
 pub mod session;
 pub mod shader;
+pub mod synthetic;
 pub mod text;
 
 pub use engine::Engine;

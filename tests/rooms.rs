@@ -41,6 +41,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "sampling",
         ],
     ),
+    ("synthetic", &["container", "dtype", "error"]),
 ];
 
 /// Rooms that may use everything above them: the façade and the command line.

@@ -5,7 +5,7 @@ use super::{Context, Result, usage};
 use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
-use cmf_gpu::engine::Engine;
+use cmf_gpu::engine::{Engine, LoadProgress, Placement};
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::options::{DeviceChoice, LoadOptions};
 use cmf_gpu::{Error, Kind};
@@ -114,27 +114,33 @@ fn only_none(text: &str) -> std::result::Result<String, String> {
 
 /// Loads a model, shows how far it is, and says what runs where. The first Ctrl-C ends it.
 pub fn load(path: &Path, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
+    let engine = with_progress(context, &mut |progress| Engine::load(path, options, progress))?;
+    announce(engine.placement(), engine.load_s(), &context.out);
+    if engine.container().masks_section().is_some() {
+        context
+            .out
+            .note("note: the file has task masks, which are not run yet; this is the full model");
+    }
+    Ok(engine)
+}
+
+/// Shows how far loading is; the first Ctrl-C ends it.
+pub fn with_progress<T>(context: &mut Context, load: &mut dyn FnMut(LoadProgress) -> Result<T>) -> Result<T> {
     let cancel = context.interrupt.graceful();
     let mut bar = context.out.progress("loading", true);
-    let engine = Engine::load(path, options, &mut |done, total| {
+    load(&mut |done, total| {
         bar.set(done, total);
         match cancel.is_cancelled() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
-    })?;
-    drop(bar);
-    announce(&engine, &context.out);
-    Ok(engine)
+    })
 }
 
-fn announce(engine: &Engine, out: &Output) {
-    let placement = engine.placement();
+/// Says what runs where.
+pub fn announce(placement: &Placement, load_s: f64, out: &Output) {
     if let Some(notice) = &placement.notice {
         out.note(format!("note: {notice}"));
-    }
-    if engine.container().masks_section().is_some() {
-        out.note("note: the file has task masks, which are not run yet; this is the full model");
     }
     out.note(format!(
         "{} ({}, {}): {} layers, {} weights, {} buffers, context {}, loaded in {:.2} s",
@@ -145,13 +151,12 @@ fn announce(engine: &Engine, out: &Output) {
         size(placement.weight_bytes),
         size(placement.buffer_bytes),
         placement.ctx,
-        engine.load_s(),
+        load_s,
     ));
 }
 
 /// The device of an answer, for JSON.
-pub fn device_json(engine: &Engine) -> Value {
-    let placement = engine.placement();
+pub fn device_json(placement: &Placement) -> Value {
     json!({"name": placement.name, "backend": placement.backend, "kind": placement.kind})
 }
 

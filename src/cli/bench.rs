@@ -6,12 +6,18 @@
 use super::args::{self, DeviceArgs, ModelArgs, device_json};
 use super::run::counters_json;
 use super::{Context, Outcome, Result, usage};
-use cmf_gpu::engine::Engine;
+use cmf_gpu::dtype::Dtype;
+use cmf_gpu::engine::{Engine, Placed, Placement, open_device};
+use cmf_gpu::gpu::{self, Costs};
+use cmf_gpu::options::LoadOptions;
 use cmf_gpu::program::{Counters, Which};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Generation};
+use cmf_gpu::session::{Cancel, Generation, Session};
+use cmf_gpu::synthetic::synthetic;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Flags of `bench`.
@@ -27,6 +33,15 @@ pub struct Args {
     /// Tokens to generate; 0 leaves the row out
     #[arg(short = 'n', long, env = "CMF_GPU_N_GEN", default_value_t = 128, hide_env = true)]
     n_gen: usize,
+    /// Random weights of this shape instead of a model: smollm2-135m, llama-8b or qwen3-8b
+    #[arg(long, env = "CMF_GPU_SYNTHETIC", value_name = "SPEC", hide_env = true)]
+    synthetic: Option<String>,
+    /// The type of synthetic matrices
+    #[arg(long, env = "CMF_GPU_QUANT", default_value = "q4tp", value_parser = quant, hide_env = true)]
+    quant: Dtype,
+    /// Also measures what basic operations cost on the device: reading memory, dispatches, empty workgroups
+    #[arg(long, env = "CMF_GPU_COSTS", value_parser = clap::builder::FalseyValueParser::new(), hide_env = true)]
+    costs: bool,
     /// How often each is measured
     #[arg(short, long, env = "CMF_GPU_REPETITIONS", default_value_t = 5, hide_env = true)]
     repetitions: usize,
@@ -57,27 +72,39 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             "there is nothing to measure: wanted -r and one of -p, -n above 0",
         ));
     }
-    let path = args.model.path(context)?;
+    let path = match args.synthetic {
+        Some(_) if args.model.optional(context)?.is_some() => {
+            return Err(usage("--synthetic takes the place of MODEL"));
+        }
+        Some(_) => None,
+        None => Some(args.model.path(context)?),
+    };
     let mut options = args.device.options();
     // One token before what is generated, and one that is under way at the end.
     let wanted = args.n_prompt.max(args.n_gen.saturating_add(2));
     let wanted = u32::try_from(wanted).map_err(|_| usage(format!("{wanted} tokens are too many")))?;
     options.ctx = options.ctx.or(Some(wanted));
-    let mut engine = args::load(&path, &options, context)?;
+    let costs = match args.costs {
+        true => device_costs(&options)?,
+        false => None,
+    };
+    let mut subject = Subject::load(path.as_deref(), &args, &options, context)?;
+    let placement = subject.placement().clone();
+    let session = subject.session();
     let cancel = context.interrupt.cancel().clone();
     let mut rows = Vec::new();
     let mut counters = (0, Counters::default());
     if args.n_prompt > 0 {
-        let seconds = measure(args.repetitions, || prefill(&mut engine, args.n_prompt, &cancel))?;
-        let plan = engine.session().plan();
+        let seconds = measure(args.repetitions, || prefill(session, args.n_prompt, &cancel))?;
+        let plan = session.plan();
         let chunks = args.n_prompt.div_ceil(plan.chunk as usize) as u64;
         let bytes = plan.weight_bytes_read(Which::Prefill) * chunks;
         rows.push(row(format!("pp{}", args.n_prompt), args.n_prompt, bytes, &seconds));
     }
     if args.n_gen > 0 {
-        let seconds = measure(args.repetitions, || generate(&mut engine, args.n_gen, &cancel))?;
-        counters = engine.session().decode_cost();
-        let bytes = engine.session().plan().weight_bytes_read(Which::Decode) * args.n_gen as u64;
+        let seconds = measure(args.repetitions, || generate(session, args.n_gen, &cancel))?;
+        counters = session.decode_cost();
+        let bytes = session.plan().weight_bytes_read(Which::Decode) * args.n_gen as u64;
         rows.push(row(format!("tg{}", args.n_gen), args.n_gen, bytes, &seconds));
     }
     let form = if context.out.json { Form::Json } else { args.output };
@@ -89,10 +116,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
                 .collect();
             context.out.json(&json!({
                 "rows": rows,
-                "device": device_json(&engine),
+                "device": device_json(&placement),
                 "kv": args.device.kv.name(),
                 "repetitions": args.repetitions,
-                "counters": counters_json(&counters.1, counters.0, &engine.counters()),
+                "costs": costs.map(costs_json),
+                "counters": counters_json(&counters.1, counters.0, &session.counters(), &placement),
             }))?;
         }
         Form::Csv => {
@@ -123,9 +151,77 @@ pub fn run(args: Args, context: &mut Context) -> Result {
                     .out
                     .line(format!("| {test} | {tok_s:.2} ± {sd:.2} | {weight_gb_s:.2} |"))?;
             }
+            if let Some(costs) = costs {
+                context.out.line(costs_line(&costs))?;
+            }
         }
     }
     Ok(Outcome::Done)
+}
+
+/// A model, or random weights.
+enum Subject {
+    Model(Box<Engine>),
+    Synthetic(Box<Placed>),
+}
+
+impl Subject {
+    fn load(path: Option<&Path>, args: &Args, options: &LoadOptions, context: &mut Context) -> Result<Subject> {
+        let (Some(spec), None) = (&args.synthetic, path) else {
+            let path = path.ok_or_else(|| usage("wanted a MODEL or --synthetic"))?;
+            return Ok(Subject::Model(Box::new(args::load(path, options, context)?)));
+        };
+        let start = Instant::now();
+        let (arch, tensors) = synthetic(spec, args.quant)?;
+        let tensors = Arc::new(tensors);
+        let placed = args::with_progress(context, &mut |progress| {
+            Placed::open(&arch, tensors.clone(), options, progress)
+        })?;
+        args::announce(&placed.placement, start.elapsed().as_secs_f64(), &context.out);
+        Ok(Subject::Synthetic(Box::new(placed)))
+    }
+
+    fn placement(&self) -> &Placement {
+        match self {
+            Subject::Model(engine) => engine.placement(),
+            Subject::Synthetic(placed) => &placed.placement,
+        }
+    }
+
+    fn session(&mut self) -> &mut Session {
+        match self {
+            Subject::Model(engine) => engine.session(),
+            Subject::Synthetic(placed) => &mut placed.session,
+        }
+    }
+}
+
+fn quant(text: &str) -> std::result::Result<Dtype, String> {
+    Dtype::from_quant_name(text).ok_or_else(|| "wanted a type that convert writes".to_string())
+}
+
+/// Costs of the device that will run the model; `None` on the CPU reference.
+fn device_costs(options: &LoadOptions) -> Result<Option<Costs>> {
+    let (device, _) = open_device(options)?;
+    device.map(|device| gpu::costs(&device)).transpose()
+}
+
+fn costs_json(costs: Costs) -> Value {
+    json!({
+        "stream_gb_s": costs.stream_gb_s,
+        "stream_bytes": costs.stream_bytes,
+        "dispatch_us": costs.dispatch_us,
+        "encode_us": costs.encode_us,
+        "empty_workgroup_ns": costs.empty_workgroup_ns,
+        "round_trip_us": costs.round_trip_us,
+    })
+}
+
+fn costs_line(costs: &Costs) -> String {
+    format!(
+        "\nstream {:.1} GB/s, dependent dispatch {:.2} us, encoding one {:.2} us, empty workgroup {:.1} ns, round trip {:.0} us",
+        costs.stream_gb_s, costs.dispatch_us, costs.encode_us, costs.empty_workgroup_ns, costs.round_trip_us
+    )
 }
 
 /// Seconds of each repetition after one that does not count.
@@ -167,8 +263,7 @@ fn interrupted(flow: ControlFlow<()>) -> Result<()> {
     }
 }
 
-fn prefill(engine: &mut Engine, count: usize, cancel: &Cancel) -> Result<f64> {
-    let session = engine.session();
+fn prefill(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64> {
     let tokens = prompt(session.plan().vocab, count);
     session.clear();
     let start = Instant::now();
@@ -177,8 +272,7 @@ fn prefill(engine: &mut Engine, count: usize, cancel: &Cancel) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-fn generate(engine: &mut Engine, count: usize, cancel: &Cancel) -> Result<f64> {
-    let session = engine.session();
+fn generate(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64> {
     let tokens = prompt(session.plan().vocab, 1);
     session.clear();
     interrupted(session.prefill(&tokens, cancel)?.1)?;

@@ -6,7 +6,7 @@ use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::Error;
 use cmf_gpu::container::Container;
-use cmf_gpu::engine::{Answer, Engine};
+use cmf_gpu::engine::{Answer, Engine, Placement};
 use cmf_gpu::options::AnswerOptions;
 use cmf_gpu::program::Counters;
 use cmf_gpu::sampling::Sampling;
@@ -319,14 +319,14 @@ fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Outpu
         "decode_tok_s": decode_rate,
         "ctx": engine.placement().ctx,
         "seed": sampling.seed,
-        "device": device_json(engine),
-        "counters": counters_json(&answer.decode_counters, answer.decode_runs, &totals),
+        "device": device_json(engine.placement()),
+        "counters": counters_json(&answer.decode_counters, answer.decode_runs, &totals, engine.placement()),
         "speculation": {"mode": "off", "drafted": 0, "accepted": 0, "rounds": 0},
     }))
 }
 
 /// What a steady token costs, and totals. Costs of no run are null.
-pub fn counters_json(decode: &Counters, runs: u64, totals: &Counters) -> Value {
+pub fn counters_json(decode: &Counters, runs: u64, totals: &Counters, placement: &Placement) -> Value {
     let each = |total: u64| match runs {
         0 => Value::Null,
         _ if total.is_multiple_of(runs) => (total / runs).into(),
@@ -344,19 +344,21 @@ pub fn counters_json(decode: &Counters, runs: u64, totals: &Counters) -> Value {
         "pipelines_compiled": totals.pipelines_compiled,
         "pipeline_ms": totals.pipeline_us as f64 / 1000.0,
         "upload_bytes": totals.upload_bytes,
-        "peak_host_bytes": peak_host_bytes(),
+        "peak_host_bytes": peak_host_bytes(totals, placement),
         "gpu_bytes": totals.gpu_bytes,
     })
 }
 
-/// The most memory this process ever had, where the system says so.
-fn peak_host_bytes() -> Option<u64> {
+/// The most memory this process ever had, where the system says so, without what a software adapter keeps in it as device
+/// memory.
+fn peak_host_bytes(totals: &Counters, placement: &Placement) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let device = if placement.kind == "software" {
+        totals.gpu_bytes
+    } else {
+        0
+    };
+    Some(kib.checked_mul(1024)?.saturating_sub(device))
 }

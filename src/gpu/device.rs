@@ -384,16 +384,11 @@ impl Device {
     fn make_pipeline(&self, variant: &Variant) -> Result<wgpu::ComputePipeline> {
         let name = variant.name();
         let layout = self.layout(variant.kernel);
-        self.make(&name, &compose(variant), Some(&layout.1))
+        self.make(&name, &compose(variant), &layout.1)
     }
 
     /// One module, one entry point, one pipeline.
-    pub(super) fn make(
-        &self,
-        name: &str,
-        text: &str,
-        layout: Option<&wgpu::PipelineLayout>,
-    ) -> Result<wgpu::ComputePipeline> {
+    pub(super) fn make(&self, name: &str, text: &str, layout: &wgpu::PipelineLayout) -> Result<wgpu::ComputePipeline> {
         let start = Instant::now();
         let guard = self.scope();
         let descriptor = wgpu::ShaderModuleDescriptor {
@@ -411,7 +406,7 @@ impl Device {
         };
         let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),
-            layout,
+            layout: Some(layout),
             module: &module,
             entry_point: Some("main"),
             compilation_options,
@@ -436,6 +431,17 @@ impl Device {
             self.device
                 .create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked())
         }
+    }
+
+    /// Waits until a submission is done.
+    pub(super) fn wait(&self, submission: wgpu::SubmissionIndex) -> Result<()> {
+        let wait = wgpu::PollType::Wait {
+            submission_index: Some(submission),
+            timeout: None,
+        };
+        let failed = |err| Error::new(Kind::DeviceError, format!("waiting for the device: {err}"));
+        self.device.poll(wait).map_err(failed)?;
+        self.check()
     }
 
     /// Watches for out-of-memory, validation and internal errors on this thread until finished.

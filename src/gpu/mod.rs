@@ -1,10 +1,12 @@
 //! The only room that speaks wgpu: adapters and devices, weights in device memory, and the executor of programs.
 
+mod costs;
 mod device;
 mod exec;
 mod memory;
 mod probe;
 
+pub use costs::{Costs, costs};
 pub use device::{Adapter, Device, DeviceKind, DeviceOptions, adapters, compiled_backends};
 pub use exec::GpuExecutor;
 /// The wgpu that a host application shares its device through.

@@ -1,17 +1,13 @@
 //! Two questions that only the device itself can answer, asked once when it is opened.
 
 use super::device::Device;
+use super::memory::buffer;
 use crate::error::{Error, Kind, Result};
 use half::f16;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-const HALVES: &str = "
-@group(0) @binding(0) var<storage, read_write> out: array<vec2<f32>>;
-@compute @workgroup_size(64)
-fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-    out[id.x] = unpack2x16float((2u * id.x) | ((2u * id.x + 1u) << 16u));
-}";
+const HALVES: &str = include_str!("../../shaders/probe/halves.wgsl");
 
 /// Whether `unpack2x16float` gives every one of the 65,536 halves exactly, subnormals included.
 pub fn halves_are_exact(device: &Device) -> Result<bool> {
@@ -23,17 +19,7 @@ pub fn halves_are_exact(device: &Device) -> Result<bool> {
     }))
 }
 
-const LANES: &str = "
-@group(0) @binding(0) var<storage, read_write> out: array<u32>;
-@compute @workgroup_size(128)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-    @builtin(subgroup_invocation_id) lane: u32,
-    @builtin(subgroup_size) size: u32,
-) {
-    out[group.x * 128u + thread] = lane | (size << 8u) | (subgroupShuffleXor(thread, 1u) << 16u);
-}";
+const LANES: &str = include_str!("../../shaders/probe/lanes.wgsl");
 
 /// Whether thread `t` of a workgroup is lane `t % size` of a subgroup, and shuffles reach the neighbour.
 pub fn lanes_are_in_order(device: &Device, size: u32) -> Result<bool> {
@@ -45,37 +31,96 @@ pub fn lanes_are_in_order(device: &Device, size: u32) -> Result<bool> {
 }
 
 fn run(device: &Device, name: &str, text: &str, words: u64, groups: u32) -> Result<Vec<u32>> {
-    let pipeline = device.make(name, text, None)?;
     let scope = device.scope();
-    let buffer = |usage| {
-        device.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some(name),
-            size: words * 4,
-            usage,
-            mapped_at_creation: false,
-        })
-    };
-    let out = buffer(wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC);
-    let read = buffer(wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST);
-    let bind_group = device.device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: Some(name),
-        layout: &pipeline.get_bind_group_layout(0),
-        entries: &[wgpu::BindGroupEntry {
-            binding: 0,
-            resource: out.as_entire_binding(),
-        }],
-    });
-    let mut encoder = device.device.create_command_encoder(&Default::default());
-    {
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        pass.set_pipeline(&pipeline);
-        pass.set_bind_group(0, &bind_group, &[]);
-        pass.dispatch_workgroups(groups, 1, 1);
-    }
+    let out = buffer(
+        device,
+        name,
+        words * 4,
+        wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
+    );
+    let read = buffer(
+        device,
+        name,
+        words * 4,
+        wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+    );
+    scope.finish()?;
+    let probe = Probe::new(device, name, text, &[(&out, false)])?;
+    let mut encoder = probe.encode(1, groups);
     encoder.copy_buffer_to_buffer(&out, 0, &read, 0, words * 4);
     let submission = device.queue.submit([encoder.finish()]);
-    scope.finish()?;
     read_words(device, &read, submission)
+}
+
+/// A small kernel without parameters, bound to buffers.
+pub(super) struct Probe<'a> {
+    device: &'a Device,
+    pipeline: wgpu::ComputePipeline,
+    bind_group: wgpu::BindGroup,
+}
+
+impl<'a> Probe<'a> {
+    /// `buffers` in binding order, each with whether it is only read.
+    pub(super) fn new(
+        device: &'a Device,
+        name: &str,
+        text: &str,
+        buffers: &[(&wgpu::Buffer, bool)],
+    ) -> Result<Probe<'a>> {
+        let layout_entry = |(i, &(_, read_only)): (usize, &(&wgpu::Buffer, bool))| wgpu::BindGroupLayoutEntry {
+            binding: i as u32,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Storage { read_only },
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
+            count: None,
+        };
+        let layout = device
+            .device
+            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+                label: Some(name),
+                entries: &buffers.iter().enumerate().map(layout_entry).collect::<Vec<_>>(),
+            });
+        let pipeline_layout = device.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(name),
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: 0,
+        });
+        let pipeline = device.make(name, text, &pipeline_layout)?;
+        let entries: Vec<_> = buffers
+            .iter()
+            .enumerate()
+            .map(|(i, (buffer, _))| wgpu::BindGroupEntry {
+                binding: i as u32,
+                resource: buffer.as_entire_binding(),
+            })
+            .collect();
+        let bind_group = device.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(name),
+            layout: &layout,
+            entries: &entries,
+        });
+        Ok(Probe {
+            device,
+            pipeline,
+            bind_group,
+        })
+    }
+
+    /// One pass of so many dispatches.
+    pub(super) fn encode(&self, dispatches: u32, groups: u32) -> wgpu::CommandEncoder {
+        let mut encoder = self.device.device.create_command_encoder(&Default::default());
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for _ in 0..dispatches {
+            pass.set_pipeline(&self.pipeline);
+            pass.set_bind_group(0, &self.bind_group, &[]);
+            pass.dispatch_workgroups(groups, 1, 1);
+        }
+        drop(pass);
+        encoder
+    }
 }
 
 /// Maps a buffer after a submission and copies its words.

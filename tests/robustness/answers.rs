@@ -55,7 +55,9 @@ fn a_prompt_ends_in_the_successor_of_its_last_token() {
         for len in [1, 2, 7, 63, 64, 65, 129, 255] {
             let prompt = model.path(PROMPT, len);
             let told = engine
-                .continue_tokens(&prompt, &greedy(2, &[]), &Cancel::new(), &mut |_| ControlFlow::Continue(()))
+                .continue_tokens(&prompt, &greedy(2, &[]), &Cancel::new(), &mut |_| {
+                    ControlFlow::Continue(())
+                })
                 .unwrap();
             let last = prompt[len - 1];
             assert_eq!(told.tokens, model.path(last, told.tokens.len()), "{len}");
@@ -106,7 +108,10 @@ fn an_empty_answer_is_an_answer() {
 fn answers_end_where_they_should() {
     let mut engine = Permutation::saying(&[b"ok"]).on(DeviceChoice::Cpu);
     let (short, streamed) = answer(&mut engine, &greedy(8, &[]));
-    assert_eq!((short.finish, short.text.as_str(), streamed.as_str()), (Finish::Stop, "ok", "ok"));
+    assert_eq!(
+        (short.finish, short.text.as_str(), streamed.as_str()),
+        (Finish::Stop, "ok", "ok")
+    );
     assert_eq!(short.tokens, [FIRST, END]);
     for device in devices() {
         let mut engine = Permutation::repeating(&[b"ab", b"c"]).on(device);
@@ -115,7 +120,10 @@ fn answers_end_where_they_should() {
             assert_eq!((told.finish, told.tokens.len()), (Finish::Length, max));
             let whole = "abc".repeat(5);
             let wanted: usize = (0..max).map(|i| 2 - i % 2).sum();
-            assert_eq!((told.text.as_str(), streamed.as_str()), (&whole[..wanted], &whole[..wanted]));
+            assert_eq!(
+                (told.text.as_str(), streamed.as_str()),
+                (&whole[..wanted], &whole[..wanted])
+            );
         }
     }
 }
@@ -145,13 +153,23 @@ fn stop_texts_over_token_edges_end_the_answer() {
 /// A character of several tokens comes out as question marks; a limit inside of one is an error.
 #[test]
 fn characters_over_token_edges_come_out_whole() {
-    let pieces: [&[u8]; 6] = [b"a\xf0", b"\x9f", b"\x98\x80", b"\xc3", b"\xa9", "世\u{1f600}".as_bytes()];
+    let pieces: [&[u8]; 6] = [
+        b"a\xf0",
+        b"\x9f",
+        b"\x98\x80",
+        b"\xc3",
+        b"\xa9",
+        "世\u{1f600}".as_bytes(),
+    ];
     let mut engine = Permutation::saying(&pieces).on(DeviceChoice::Cpu);
     let (whole, streamed) = answer(&mut engine, &greedy(20, &[]));
     let wanted = "a\u{1f600}é世\u{1f600}";
     assert_eq!((whole.text.as_str(), streamed.as_str()), (wanted, wanted));
     let (cut, streamed) = answer(&mut engine, &greedy(2, &[]));
-    assert_eq!((cut.finish, cut.text.as_str(), streamed.as_str()), (Finish::Length, "a\u{fffd}", "a\u{fffd}"));
+    assert_eq!(
+        (cut.finish, cut.text.as_str(), streamed.as_str()),
+        (Finish::Length, "a\u{fffd}", "a\u{fffd}")
+    );
 }
 
 /// Control tokens of the model show up in the text, or end an answer that they should not end.
@@ -200,7 +218,9 @@ fn prompts_as_long_as_the_context_and_longer() {
         let mut engine = model.on(device);
         let prompt = model.path(PROMPT, 65);
         let told = |engine: &mut Engine, prompt: &[u32]| -> Result<Answer> {
-            engine.continue_tokens(prompt, &greedy(9, &[]), &Cancel::new(), &mut |_| ControlFlow::Continue(()))
+            engine.continue_tokens(prompt, &greedy(9, &[]), &Cancel::new(), &mut |_| {
+                ControlFlow::Continue(())
+            })
         };
         let full = told(&mut engine, &prompt[..64]).unwrap();
         assert_eq!((full.finish, full.tokens), (Finish::Context, model.path(prompt[63], 1)));
@@ -234,7 +254,9 @@ fn a_cached_prompt_and_a_seed_give_the_same_answer_again() {
             ..AnswerOptions::default()
         };
         let mut told = |seed| {
-            let told = engine.continue_tokens(&prompt, &seeded(seed), &Cancel::new(), &mut |_| ControlFlow::Continue(()));
+            let told = engine.continue_tokens(&prompt, &seeded(seed), &Cancel::new(), &mut |_| {
+                ControlFlow::Continue(())
+            });
             told.unwrap()
         };
         let (first, second, other) = (told(5), told(5), told(6));
@@ -269,7 +291,10 @@ fn models_in_one_process_do_not_see_each_other() {
             }
         }
         let now = resident_mib();
-        assert!(now <= peak + 24, "{device:?}: {peak} MiB after 5 rounds, {now} MiB after 20");
+        assert!(
+            now <= peak + 24,
+            "{device:?}: {peak} MiB after 5 rounds, {now} MiB after 20"
+        );
     }
 }
 
@@ -288,7 +313,9 @@ fn resident_mib() -> u64 {
 /// Engines in several threads stall each other or mix their answers.
 #[test]
 fn several_engines_run_at_once() {
-    let models: Vec<Permutation> = (0..4).map(|i| Permutation::walking([Dtype::F16, Dtype::Q4tp][i % 2])).collect();
+    let models: Vec<Permutation> = (0..4)
+        .map(|i| Permutation::walking([Dtype::F16, Dtype::Q4tp][i % 2]))
+        .collect();
     std::thread::scope(|scope| {
         for (i, model) in models.iter().enumerate() {
             scope.spawn(move || {
@@ -313,7 +340,9 @@ fn types_without_kernels_are_refused_by_name_when_loading() {
             device,
             ..LoadOptions::default()
         };
-        let err = Engine::load(&path, &options, &mut |_, _| ControlFlow::Continue(())).err().unwrap();
+        let err = Engine::load(&path, &options, &mut |_, _| ControlFlow::Continue(()))
+            .err()
+            .unwrap();
         assert_eq!(err.kind, Kind::UnsupportedTensorType, "{err}");
         assert!(err.message.contains("q1s"), "{err}");
     }

@@ -33,12 +33,18 @@ fn logits_that_are_no_numbers_end_the_answer_and_keep_the_text() {
             assert_eq!(streamed, "héllo ST");
         }
         // The error left nothing behind: the same engine still answers.
-        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| ControlFlow::Continue(()));
+        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+            ControlFlow::Continue(())
+        });
         assert_eq!(told.unwrap().text, "héll");
         // Nor does a broken prompt.
-        let told = engine.continue_tokens(&[FIRST + 4], &greedy(3, &[]), &Cancel::new(), &mut |_| ControlFlow::Continue(()));
+        let told = engine.continue_tokens(&[FIRST + 4], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+            ControlFlow::Continue(())
+        });
         assert_eq!(told.unwrap_err().kind, Kind::NonFinite);
-        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| ControlFlow::Continue(()));
+        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+            ControlFlow::Continue(())
+        });
         assert_eq!(told.unwrap().text, "héll");
     }
 }
@@ -54,7 +60,12 @@ fn a_file_cut_while_a_model_runs_is_an_error() {
         let told = engine.continue_tokens(&[PROMPT], &greedy(400, &[]), &Cancel::new(), &mut |_| {
             count += 1;
             if count == 5 {
-                OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+                OpenOptions::new()
+                    .write(true)
+                    .open(&path)
+                    .unwrap()
+                    .set_len(4096)
+                    .unwrap();
             }
             ControlFlow::Continue(())
         });
@@ -63,7 +74,10 @@ fn a_file_cut_while_a_model_runs_is_an_error() {
             DeviceChoice::Cpu => {
                 let err = told.unwrap_err();
                 assert_eq!(err.kind, Kind::Io, "{err}");
-                assert!(err.message.contains("was cut") && err.message.contains("model.cmf"), "{err}");
+                assert!(
+                    err.message.contains("was cut") && err.message.contains("model.cmf"),
+                    "{err}"
+                );
                 assert!(count < 400);
             }
             // Weights are on the device: nothing is missing.
@@ -81,9 +95,14 @@ fn cancelling_ends_prompt_and_answer_and_leaves_the_engine_sound() {
         let mut engine = load(&path, device, 512);
         let cancel = Cancel::new();
         cancel.cancel();
-        let told = engine.continue_tokens(&[PROMPT; 300], &greedy(9, &[]), &cancel, &mut |_| ControlFlow::Continue(()));
+        let told = engine.continue_tokens(&[PROMPT; 300], &greedy(9, &[]), &cancel, &mut |_| {
+            ControlFlow::Continue(())
+        });
         let told = told.unwrap();
-        assert_eq!((told.finish, told.tokens.len(), told.text.as_str()), (Finish::Interrupted, 0, ""));
+        assert_eq!(
+            (told.finish, told.tokens.len(), told.text.as_str()),
+            (Finish::Interrupted, 0, "")
+        );
         let cancel = Cancel::new();
         let mut streamed = String::new();
         let told = engine.continue_tokens(&[PROMPT], &greedy(400, &[]), &cancel, &mut |text| {
@@ -95,8 +114,13 @@ fn cancelling_ends_prompt_and_answer_and_leaves_the_engine_sound() {
         });
         let told = told.unwrap();
         assert_eq!(told.finish, Finish::Interrupted);
-        assert!(told.text.len() < 12 && "ab".repeat(9).starts_with(&told.text) && told.text == streamed, "{streamed}");
-        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| ControlFlow::Continue(()));
+        assert!(
+            told.text.len() < 12 && "ab".repeat(9).starts_with(&told.text) && told.text == streamed,
+            "{streamed}"
+        );
+        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+            ControlFlow::Continue(())
+        });
         assert_eq!(told.unwrap().text, "aba");
     }
 }
@@ -109,6 +133,8 @@ fn loading_can_be_cancelled() {
         device: DeviceChoice::Index(0),
         ..Default::default()
     };
-    let err = cmf_gpu::Engine::load(&path, &options, &mut |_, _| ControlFlow::Break(())).err().unwrap();
+    let err = cmf_gpu::Engine::load(&path, &options, &mut |_, _| ControlFlow::Break(()))
+        .err()
+        .unwrap();
     assert!(err.message.contains("cancelled"), "{err}");
 }

@@ -1,7 +1,7 @@
 //! Writing: a conversion that cannot be finished leaves nothing, and says why.
 
-use crate::process::{program, said};
 use crate::permutation::Permutation;
+use crate::process::{program, said};
 use std::path::Path;
 
 /// Files of a directory, by name.
@@ -34,11 +34,21 @@ fn a_full_disk_leaves_nothing() {
                 std::fs::write(&out, old).unwrap();
             }
             let mut command = std::process::Command::new("sh");
-            command.args(["-c", script, "sh", blocks]).arg(env!("CARGO_BIN_EXE_cmf-gpu"));
-            command.arg("convert").arg(&path).arg("-o").arg(&out).args(["--quant", "f32"]);
+            command
+                .args(["-c", script, "sh", blocks])
+                .arg(env!("CARGO_BIN_EXE_cmf-gpu"));
+            command
+                .arg("convert")
+                .arg(&path)
+                .arg("-o")
+                .arg(&out)
+                .args(["--quant", "f32"]);
             let (code, stdout, stderr) = said(&command.output().unwrap());
             assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
-            assert!(stderr.starts_with("error: Io: ") && stderr.contains("out.cmf"), "{stderr}");
+            assert!(
+                stderr.starts_with("error: Io: ") && stderr.contains("out.cmf"),
+                "{stderr}"
+            );
             match old {
                 None => assert_eq!(names(dir.path()), ["model.cmf"]),
                 Some(old) => {
@@ -61,10 +71,20 @@ fn outputs_that_cannot_be_written_are_refused_by_name() {
     std::fs::create_dir(&folder).unwrap();
     let missing = dir.path().join("missing/out.cmf");
     let below_a_file = path.join("out.cmf");
-    for out in [Path::new("/dev/full"), Path::new("/dev/null"), &long, &folder, &missing, &below_a_file] {
+    for out in [
+        Path::new("/dev/full"),
+        Path::new("/dev/null"),
+        &long,
+        &folder,
+        &missing,
+        &below_a_file,
+    ] {
         let (code, stdout, stderr) = convert(&path, out);
         assert_eq!((code, stdout.as_str()), (Some(1), ""), "{out:?} {stderr}");
-        assert!(stderr.starts_with("error: Io: ") && stderr.lines().count() == 1, "{stderr}");
+        assert!(
+            stderr.starts_with("error: Io: ") && stderr.lines().count() == 1,
+            "{stderr}"
+        );
         assert!(stderr.contains(out.to_str().unwrap()), "{stderr}");
     }
     use std::os::unix::fs::FileTypeExt;
@@ -94,7 +114,11 @@ fn converting_a_file_onto_itself_is_refused_by_any_name() {
     let before = std::fs::read(&path).unwrap();
     let link = dir.path().join("link.cmf");
     std::os::unix::fs::symlink(&path, &link).unwrap();
-    let dotted = dir.path().join("../").join(dir.path().file_name().unwrap()).join("model.cmf");
+    let dotted = dir
+        .path()
+        .join("../")
+        .join(dir.path().file_name().unwrap())
+        .join("model.cmf");
     for out in [&path, &link, &dotted] {
         let (code, _, stderr) = convert(&path, out);
         assert_eq!(code, Some(2), "{stderr}");

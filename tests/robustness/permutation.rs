@@ -106,7 +106,12 @@ impl Permutation {
 
     /// A `tokenizer.json` whose tokens have the given bytes. Only single bytes and special tokens can be encoded.
     pub fn tokenizer(&self) -> Value {
-        let vocab: Map<String, Value> = self.texts.iter().zip(0..).map(|(text, id)| (spelled(text), json!(id))).collect();
+        let vocab: Map<String, Value> = self
+            .texts
+            .iter()
+            .zip(0..)
+            .map(|(text, id)| (spelled(text), json!(id)))
+            .collect();
         assert_eq!(vocab.len(), self.texts.len(), "two tokens have one text");
         let added = self.special.iter().map(|&id| {
             let text = std::str::from_utf8(&self.texts[id as usize]).unwrap();
@@ -233,7 +238,11 @@ fn spelled(bytes: &[u8]) -> String {
     let printable = |byte: u32| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let letter = |&byte: &u8| {
         let byte = u32::from(byte);
-        let code = if printable(byte) { byte } else { 256 + (0..byte).filter(|&b| !printable(b)).count() as u32 };
+        let code = if printable(byte) {
+            byte
+        } else {
+            256 + (0..byte).filter(|&b| !printable(b)).count() as u32
+        };
         char::from_u32(code).unwrap()
     };
     bytes.iter().map(letter).collect()

@@ -20,13 +20,20 @@ pub fn program() -> Command {
 pub fn said(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let stderr = text(&output.stderr);
-    assert!(!stderr.contains("panicked") && !stderr.contains("RUST_BACKTRACE"), "{stderr}");
+    assert!(
+        !stderr.contains("panicked") && !stderr.contains("RUST_BACKTRACE"),
+        "{stderr}"
+    );
     (output.status.code(), text(&output.stdout), stderr)
 }
 
 fn run(path: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
     let mut command = program();
-    command.arg("run").arg(path).args(["-p", "p", "--greedy", "-q"]).args(flags);
+    command
+        .arg("run")
+        .arg(path)
+        .args(["-p", "p", "--greedy", "-q"])
+        .args(flags);
     said(&command.output().unwrap())
 }
 
@@ -39,7 +46,10 @@ fn logits_that_are_no_numbers_are_exit_1_after_the_text() {
     for device in ["cpu", "0"] {
         let (code, stdout, stderr) = run(&path, &["--device", device]);
         assert_eq!((code, stdout.as_str()), (Some(1), "good until\n"));
-        assert!(stderr.starts_with("error: NonFinite: ") && stderr.lines().count() == 1, "{stderr}");
+        assert!(
+            stderr.starts_with("error: NonFinite: ") && stderr.lines().count() == 1,
+            "{stderr}"
+        );
     }
 }
 
@@ -67,13 +77,20 @@ fn two_runs_at_once() {
     let mut both: Vec<_> = (0..3)
         .map(|_| {
             let mut command = program();
-            command.arg("run").arg(&path).args(["-p", "p", "--greedy", "-q", "-n", "40"]);
+            command
+                .arg("run")
+                .arg(&path)
+                .args(["-p", "p", "--greedy", "-q", "-n", "40"]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         })
         .collect();
     for child in both.drain(..) {
         let (code, stdout, stderr) = said(&child.wait_with_output().unwrap());
-        assert_eq!((code, stdout.trim_end()), (Some(0), "ab".repeat(20).as_str()), "{stderr}");
+        assert_eq!(
+            (code, stdout.trim_end()),
+            (Some(0), "ab".repeat(20).as_str()),
+            "{stderr}"
+        );
     }
 }
 
@@ -93,7 +110,12 @@ fn paths_that_are_not_ascii_or_long() {
     assert_eq!((code, stdout.as_str()), (Some(0), "ok\n"), "{stderr}");
     let copy = folder.join("ɕopy 'of' \"it\".cmf");
     let mut convert = program();
-    convert.arg("convert").arg(&path).arg("-o").arg(&copy).args(["--quant", "q8"]);
+    convert
+        .arg("convert")
+        .arg(&path)
+        .arg("-o")
+        .arg(&copy)
+        .args(["--quant", "q8"]);
     assert_eq!(said(&convert.output().unwrap()).0, Some(0));
     for command in ["info", "verify"] {
         let (code, _, stderr) = said(&program().arg(command).arg(&copy).output().unwrap());

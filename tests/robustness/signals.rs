@@ -11,7 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn interrupt(child: &Child) {
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let killed = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
     assert!(killed.success());
 }
 
@@ -22,7 +25,10 @@ fn a_run_can_be_interrupted_at_any_moment() {
     for device in ["cpu", "0"] {
         for delay in [0, 3, 10, 30, 60, 100, 200, 400] {
             let mut command = program();
-            command.arg("run").arg(&path).args(["-p", "p", "--greedy", "-n", "100000", "-c", "512", "--device", device]);
+            command
+                .arg("run")
+                .arg(&path)
+                .args(["-p", "p", "--greedy", "-n", "100000", "-c", "512", "--device", device]);
             let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             std::thread::sleep(Duration::from_millis(delay));
             interrupt(&child);
@@ -33,7 +39,10 @@ fn a_run_can_be_interrupted_at_any_moment() {
             let killed = output.status.signal() == Some(2);
             let (code, stdout, stderr) = said(&output);
             let done = code == Some(0) && stderr.contains("finish: context");
-            assert!(killed || done || code == Some(130), "{code:?} after {delay} ms: {stderr}");
+            assert!(
+                killed || done || code == Some(130),
+                "{code:?} after {delay} ms: {stderr}"
+            );
             assert!("ab".repeat(600).starts_with(stdout.trim_end()), "{stdout}");
             assert!(!stderr.contains("error:"), "{stderr}");
         }
@@ -49,7 +58,12 @@ fn a_prompt_can_be_interrupted() {
     let prompt = path.with_file_name("prompt.txt");
     std::fs::write(&prompt, "p".repeat(32000)).unwrap();
     let mut command = program();
-    command.arg("run").arg(&path).arg("-f").arg(&prompt).args(["--raw", "-c", "0", "--device", "cpu"]);
+    command
+        .arg("run")
+        .arg(&path)
+        .arg("-f")
+        .arg(&prompt)
+        .args(["--raw", "-c", "0", "--device", "cpu"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut told = String::new();
@@ -85,10 +99,16 @@ fn an_interrupted_conversion_leaves_nothing() {
         let output = child.wait_with_output().unwrap();
         let killed = output.status.signal() == Some(2);
         let (code, stdout, stderr) = said(&output);
-        assert!(killed || code == Some(130), "{code:?} after {delay} ms: {stdout}{stderr}");
+        assert!(
+            killed || code == Some(130),
+            "{code:?} after {delay} ms: {stdout}{stderr}"
+        );
         // The second one ends the program at once; what it was writing has a name that says so.
         let left: Vec<String> = names(dir.path()).into_iter().filter(|name| name != "src").collect();
-        assert!(left.is_empty() || (times == 2 && left.iter().all(|name| name.ends_with(".partial"))), "{left:?}");
+        assert!(
+            left.is_empty() || (times == 2 && left.iter().all(|name| name.ends_with(".partial"))),
+            "{left:?}"
+        );
         for name in left {
             std::fs::remove_file(dir.path().join(name)).unwrap();
         }
@@ -107,7 +127,12 @@ fn long_source(dir: &std::path::Path) {
         for part in ["input_layernorm", "post_attention_layernorm"] {
             shapes.push((name(part), vec![hidden]));
         }
-        for part in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"] {
+        for part in [
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+        ] {
             shapes.push((name(part), vec![hidden, hidden]));
         }
         for part in ["mlp.gate_proj", "mlp.up_proj"] {
@@ -119,7 +144,10 @@ fn long_source(dir: &std::path::Path) {
     let mut at = 0;
     for (name, shape) in shapes {
         let bytes = shape.iter().product::<u64>() * 4;
-        header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [at, at + bytes]}));
+        header.insert(
+            name,
+            json!({"dtype": "F32", "shape": shape, "data_offsets": [at, at + bytes]}),
+        );
         at += bytes;
     }
     let header = Value::Object(header).to_string();
@@ -128,7 +156,12 @@ fn long_source(dir: &std::path::Path) {
     file.extend(header.as_bytes());
     let head = file.len() as u64;
     std::fs::write(&path, file).unwrap();
-    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(head + at).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(head + at)
+        .unwrap();
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
         "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "num_attention_heads": 16,

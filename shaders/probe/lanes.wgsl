@@ -1,0 +1,11 @@
+// Where each thread of a workgroup lies in its subgroup, and which thread its neighbour lane is.
+@group(0) @binding(0) var<storage, read_write> out: array<u32>;
+@compute @workgroup_size(128)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+    @builtin(subgroup_size) size: u32,
+) {
+    out[group.x * 128u + thread] = lane | (size << 8u) | (subgroupShuffleXor(thread, 1u) << 16u);
+}

@@ -1,0 +1,238 @@
+//! A network on a device: planned, compared with the memory there is, uploaded, ready to run. No text here.
+
+use crate::budget::available_memory;
+use crate::container::{Arch, Tensors};
+use crate::error::{Result, bail};
+use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor};
+use crate::host::HostExecutor;
+use crate::model::{self, Model};
+use crate::options::{DEFAULT_CTX, DeviceChoice, LoadOptions};
+use crate::program::{self, Executor, Plan, PlanOptions};
+use crate::session::Session;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Columns of a prefill chunk on hardware, and on a software adapter or the CPU reference.
+const CHUNK_HARDWARE: u32 = 256;
+const CHUNK_SOFTWARE: u32 = 64;
+/// What runs where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Name of the device.
+    pub name: String,
+    /// vulkan, metal, dx12, or cpu.
+    pub backend: String,
+    /// discrete, integrated, other, software, or cpu.
+    pub kind: String,
+    /// Why it is not what might have been expected.
+    pub notice: Option<String>,
+    /// Layers that run there: all of them.
+    pub layers: usize,
+    /// Bytes of weights there.
+    pub weight_bytes: u64,
+    /// Bytes of caches, activations and state there.
+    pub buffer_bytes: u64,
+    /// Positions of the context.
+    pub ctx: u32,
+}
+
+/// Bytes uploaded so far, and in all.
+pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
+
+/// A network that can run.
+pub struct Placed {
+    /// The network.
+    pub model: Model,
+    /// Its programs on the device, and the conversation's caches.
+    pub session: Session,
+    /// What runs where.
+    pub placement: Placement,
+}
+
+impl Placed {
+    /// Puts the network that `arch` describes, with these tensors, on the device that the options name.
+    ///
+    /// Errors: as [`Placed::new`], and `NoAdapter`.
+    pub fn open(
+        arch: &Arch,
+        tensors: Arc<dyn Tensors>,
+        options: &LoadOptions,
+        progress: LoadProgress,
+    ) -> Result<Placed> {
+        let (device, notice) = open_device(options)?;
+        Placed::new(arch, tensors, device, notice, options, progress)
+    }
+
+    /// Puts the network on `device`, or on the CPU reference without one.
+    ///
+    /// Errors: `UnsupportedModel`, `MissingTensor`, `UnsupportedTensorType`, `OutOfMemory`, `DeviceError`, `DeviceLost`, and
+    /// `Usage` when `progress` ends it.
+    pub fn new(
+        arch: &Arch,
+        tensors: Arc<dyn Tensors>,
+        device: Option<Arc<Device>>,
+        notice: Option<String>,
+        options: &LoadOptions,
+        progress: LoadProgress,
+    ) -> Result<Placed> {
+        let model = model::bind(arch, &*tensors)?;
+        let ctx = context(options, &model)?;
+        let plan = Arc::new(program::plan(
+            &model,
+            &*tensors,
+            &plan_options(options, device.as_deref(), ctx),
+        )?);
+        check_budget(options, device.as_deref(), &plan)?;
+        let mut upload = |done, total| match progress(done, total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
+        };
+        let executor: Box<dyn Executor> = match &device {
+            Some(device) => Box::new(GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut upload)?),
+            None => Box::new(HostExecutor::new(plan.clone(), tensors)?),
+        };
+        let placement = Placement {
+            name: device
+                .as_ref()
+                .map_or("CPU reference".into(), |device| device.name.clone()),
+            backend: device.as_ref().map_or("cpu".into(), |device| device.backend.clone()),
+            kind: device.as_ref().map_or("cpu".into(), |device| device.kind.name().into()),
+            notice,
+            layers: model.layers.len(),
+            weight_bytes: plan.weight_bytes(),
+            buffer_bytes: plan.buffer_bytes(),
+            ctx,
+        };
+        let session = Session::new(plan, executor);
+        Ok(Placed {
+            model,
+            session,
+            placement,
+        })
+    }
+}
+
+/// The device that the options ask for, `None` for the CPU reference, and what should be said about it.
+///
+/// Errors: `NoAdapter` when there is none such, with those there are; `DeviceError` when it cannot be opened.
+pub fn open_device(options: &LoadOptions) -> Result<(Option<Arc<Device>>, Option<String>)> {
+    let device_options = DeviceOptions {
+        checked_shaders: options.checked_shaders,
+        ..DeviceOptions::default()
+    };
+    if options.device == DeviceChoice::Cpu {
+        return Ok((None, None));
+    }
+    let adapters = gpu::adapters();
+    let hardware = || adapters.iter().find(|adapter| adapter.kind != DeviceKind::Software);
+    let software = || adapters.iter().find(|adapter| adapter.kind == DeviceKind::Software);
+    let names = || {
+        adapters
+            .iter()
+            .map(|adapter| adapter.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let mut notice = None;
+    let adapter = match &options.device {
+        DeviceChoice::Cpu => None,
+        DeviceChoice::Auto => match (hardware(), software()) {
+            (Some(adapter), _) => Some(adapter),
+            (None, Some(adapter)) => {
+                notice = Some("no GPU was found; using a software adapter, which is slow".to_string());
+                Some(adapter)
+            }
+            (None, None) => {
+                notice = Some(
+                    "no GPU and no software adapter was found; using the CPU reference kernels, which are slow"
+                        .to_string(),
+                );
+                None
+            }
+        },
+        DeviceChoice::Gpu => match hardware() {
+            Some(adapter) => Some(adapter),
+            None => bail!(NoAdapter, "no hardware GPU was found; adapters: [{}]", names()),
+        },
+        DeviceChoice::Software => match software() {
+            Some(adapter) => Some(adapter),
+            None => bail!(NoAdapter, "no software adapter was found; adapters: [{}]", names()),
+        },
+        DeviceChoice::Index(index) => match adapters.get(*index) {
+            Some(adapter) => Some(adapter),
+            None => bail!(NoAdapter, "there is no adapter number {index}; adapters: [{}]", names()),
+        },
+        DeviceChoice::Name(part) => {
+            let matches = |name: &str| name.to_lowercase().contains(&part.to_lowercase());
+            match adapters.iter().find(|adapter| matches(&adapter.name)) {
+                Some(adapter) => Some(adapter),
+                None => bail!(
+                    NoAdapter,
+                    "no adapter's name contains '{part}'; adapters: [{}]",
+                    names()
+                ),
+            }
+        }
+    };
+    match adapter {
+        Some(adapter) => Ok((Some(Arc::new(Device::open(adapter, device_options)?)), notice)),
+        None => Ok((None, notice)),
+    }
+}
+
+fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> PlanOptions {
+    let hardware = device.is_some_and(|device| device.kind != DeviceKind::Software);
+    PlanOptions {
+        ctx,
+        chunk: if hardware { CHUNK_HARDWARE } else { CHUNK_SOFTWARE },
+        kv: options.kv,
+        max_binding: device.map_or(u64::MAX / 2, Device::max_binding),
+        all_logits: options.all_logits,
+    }
+}
+
+fn context(options: &LoadOptions, model: &Model) -> Result<u32> {
+    let trained = model
+        .max_positions
+        .map(|positions| positions.min(u32::MAX as usize) as u32);
+    match (options.ctx, trained) {
+        (Some(0), Some(trained)) => Ok(trained),
+        (Some(0), None) => bail!(
+            Usage,
+            "the file does not say how long its context is; give a --ctx above 0"
+        ),
+        (Some(ctx), _) => Ok(ctx),
+        (None, trained) => Ok(trained.unwrap_or(DEFAULT_CTX).min(DEFAULT_CTX)),
+    }
+}
+
+/// Compares a plan with the memory there is, before anything is allocated. Errors: `OutOfMemory`, with both sizes.
+pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let weights = if device.is_some() { plan.weight_bytes() } else { 0 };
+    let need = weights + plan.buffer_bytes();
+    if let Some(limit) = options.vram_mb
+        && need > limit.saturating_mul(1 << 20)
+    {
+        bail!(
+            OutOfMemory,
+            "the plan needs {} MiB, --vram-mb allows {limit}; a smaller --ctx would help",
+            mib(need)
+        );
+    }
+    let shares_host_memory =
+        device.is_none_or(|device| matches!(device.kind, DeviceKind::Software | DeviceKind::Integrated));
+    if shares_host_memory
+        && let Some(free) = available_memory(Path::new("/"))
+        && need > free
+    {
+        bail!(
+            OutOfMemory,
+            "the plan needs {} MiB, {} MiB are free; a smaller --ctx would help",
+            mib(need),
+            mib(free)
+        );
+    }
+    Ok(())
+}
