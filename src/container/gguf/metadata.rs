@@ -317,6 +317,23 @@ impl Metadata {
         })
     }
 
+    /// The bytes of an array of 8-bit integers in `bytes`, the file it was read from; `None` when absent.
+    /// Errors: `Parse` when it is something else.
+    pub fn bytes<'a>(&self, key: &str, bytes: &'a [u8]) -> Result<Option<&'a [u8]>> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some((
+                _,
+                Value::Array {
+                    of: Type::U8 | Type::I8,
+                    len,
+                    at,
+                },
+            )) => Cursor::new(bytes, *at).take(*len, key).map(Some),
+            Some(_) => Err(self.wrong(key, "an array of bytes")),
+        }
+    }
+
     fn numbers<T>(
         &self,
         key: &str,

@@ -1,0 +1,93 @@
+//! Tables of replacements that files of unigram tokenizers bring along, checked before they reach the `tokenizers` crate,
+//! which follows them without looking.
+//!
+//! A table is a u32 count of bytes, a double-array trie of u32 units, and the replacements, each ended by a zero byte. A unit
+//! has a label in bits 0–7 and 31, a mark that a key ends here in bit 8, and the way to its children in bits 9–31; where a key
+//! ends, the child 0 holds the place of its replacement.
+
+use crate::error::{Error, Kind, Result};
+use std::collections::HashSet;
+
+/// Errors: `Tokenizer` for a table that some text would lead out of.
+pub(super) fn check(table: &[u8]) -> Result<()> {
+    let bad = |what: &str| {
+        Error::new(
+            Kind::Tokenizer,
+            format!("metadata key 'tokenizer.ggml.precompiled_charsmap': {what}"),
+        )
+    };
+    let Some((size, rest)) = table.split_first_chunk() else {
+        return Err(bad("there is no room for its length"));
+    };
+    let size = u32::from_le_bytes(*size) as usize / 4 * 4;
+    let Some((trie, replacements)) = rest.split_at_checked(size) else {
+        return Err(bad("it is shorter than it says"));
+    };
+    let replacements = std::str::from_utf8(replacements).map_err(|_| bad("the replacements are not UTF-8"))?;
+    let units: Vec<usize> = trie
+        .chunks_exact(4)
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize)
+        .collect();
+    let unit = |at: usize| units.get(at).copied().ok_or_else(|| bad("it leads out of itself"));
+    let children = |unit: usize| (unit >> 10) << ((unit & 1 << 9) >> 6);
+    let mut pending = vec![children(unit(0)?)];
+    let mut seen = HashSet::new();
+    while let Some(base) = pending.pop() {
+        for byte in 1..=255 {
+            let found = unit(base ^ byte)?;
+            if found & (1 << 31 | 0xff) != byte {
+                continue;
+            }
+            let next = base ^ byte ^ children(found);
+            if found >> 8 & 1 == 1 && !replacements.is_char_boundary(unit(next)? & ((1 << 31) - 1)) {
+                return Err(bad("it names a replacement that is none"));
+            }
+            if seen.insert(next) {
+                pending.push(next);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+
+    /// A table that replaces 'a' (97) by "b".
+    fn table() -> Vec<u8> {
+        let mut units = vec![0u32; 512];
+        // The root's children start at 256; the key 'a' ends in unit 3, which holds place 0.
+        units[0] = 256 << 10;
+        units[256 ^ 97] = 97 | 1 << 8 | (256 ^ 97 ^ 3) << 10;
+        let mut out = 2048u32.to_le_bytes().to_vec();
+        out.extend(units.iter().flat_map(|unit| unit.to_le_bytes()));
+        out.extend(b"b\0");
+        out
+    }
+
+    #[test]
+    fn tables_that_lead_astray_are_refused() {
+        assert!(check(&table()).is_ok());
+        let set = |unit: usize, value: u32| {
+            let mut table = table();
+            table[4 + 4 * unit..8 + 4 * unit].copy_from_slice(&value.to_le_bytes());
+            check(&table)
+        };
+        assert!(set(0, 512 << 10).is_err(), "children outside");
+        assert!(set(0, 1 << 9 | 1 << 12).is_err(), "children far outside");
+        assert!(
+            set(256 ^ 97, 97 | 1 << 8 | (256 ^ 97 ^ 512) << 10).is_err(),
+            "leaf outside"
+        );
+        assert!(set(3, 2).is_ok(), "the end of the replacements");
+        assert!(set(3, 3).is_err(), "past the replacements");
+        assert!(set(3, i32::MAX as u32).is_err(), "far past the replacements");
+        let bytes = table();
+        for len in 0..4 + 2048 {
+            assert!(check(&bytes[..len]).is_err(), "{len} bytes");
+        }
+        assert!(check(&[bytes.as_slice(), &[0xff]].concat()).is_err(), "not UTF-8");
+        assert!(check(&u32::MAX.to_le_bytes()).is_err());
+    }
+}

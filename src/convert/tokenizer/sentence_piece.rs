@@ -1,0 +1,101 @@
+//! Merges over characters, in the order of the tokens' scores.
+//!
+//! Blanks become `▁`; what is no token falls back to the tokens of its bytes.
+
+use super::{CONTROL, UNKNOWN, USER_DEFINED, Vocabulary};
+use crate::container::gguf::Metadata;
+use crate::error::{Result, bail};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+
+/// BPE over characters with byte fallback; merges follow from the scores: a pair may merge when the result is a token, the
+/// one with the better score first.
+pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Value> {
+    let flag = |key: &str, default: bool| metadata.bool(key).map(|flag| flag.unwrap_or(default));
+    if flag("tokenizer.ggml.remove_extra_whitespaces", false)? {
+        bail!(
+            Tokenizer,
+            "metadata key 'tokenizer.ggml.remove_extra_whitespaces' is true, which cannot be rebuilt"
+        );
+    }
+    let scores = vocabulary.scores(metadata, bytes)?;
+    let prefix = flag("tokenizer.ggml.add_space_prefix", true)?;
+    let blank = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let normalizer = if prefix {
+        json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, blank]})
+    } else {
+        blank
+    };
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if prefix {
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    let unknown = vocabulary
+        .used()
+        .find(|&(_, _, kind)| kind == UNKNOWN)
+        .map(|(_, text, _)| text);
+    let template = vocabulary.template(
+        flag("tokenizer.ggml.add_bos_token", true)?,
+        flag("tokenizer.ggml.add_eos_token", false)?,
+    )?;
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added(),
+        "normalizer": normalizer,
+        "pre_tokenizer": null,
+        "post_processor": template,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocabulary.ids(), "merges": merges_of_scores(vocabulary, &scores),
+        },
+    }))
+}
+
+/// Every split of a token into two tokens, best score first; of equal scores the one with the longer left part, then the
+/// longer right part, then the order of the vocabulary. Control and user tokens never come out of a merge: they are found
+/// before the text is split, or are not meant.
+fn merges_of_scores<'a>(vocabulary: &Vocabulary<'a>, scores: &[f32]) -> Vec<[&'a str; 2]> {
+    struct Merge<'a> {
+        score: f32,
+        /// Characters of the parts.
+        lengths: [usize; 2],
+        /// Ids of the whole and the parts.
+        ids: [usize; 3],
+        parts: [&'a str; 2],
+    }
+    let ids: HashMap<&str, usize> = vocabulary.used().map(|(id, text, _)| (text, id)).collect();
+    let mut merges = Vec::new();
+    for (id, text, kind) in vocabulary.used() {
+        // Longer texts are no words; splitting them everywhere would take quadratic time.
+        if matches!(kind, UNKNOWN | CONTROL | USER_DEFINED) || text.len() > 1024 {
+            continue;
+        }
+        let count = text.chars().count();
+        for (chars, (at, _)) in text.char_indices().enumerate().skip(1) {
+            let (left, right) = text.split_at(at);
+            if let (Some(&l), Some(&r), Some(&score)) = (ids.get(left), ids.get(right), scores.get(id)) {
+                merges.push(Merge {
+                    score,
+                    lengths: [chars, count - chars],
+                    ids: [id, l, r],
+                    parts: [left, right],
+                });
+            }
+        }
+    }
+    merges.sort_by(|a, b| {
+        b.score
+            .total_cmp(&a.score)
+            .then(b.lengths.cmp(&a.lengths))
+            .then(a.ids.cmp(&b.ids))
+    });
+    merges.into_iter().map(|merge| merge.parts).collect()
+}

@@ -1,0 +1,73 @@
+//! The most likely sequence of pieces, by scores that are log probabilities.
+//!
+//! Text is normalised by a table that the file may bring along, blanks become `▁`.
+
+use super::{BYTE, UNKNOWN, UNUSED, Vocabulary, charsmap};
+use crate::container::gguf::{Metadata, shortest};
+use crate::error::{Result, bail};
+use serde_json::{Value, json};
+
+/// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` when scores or the unknown token are missing.
+pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Value> {
+    let flag = |key: &str, default: bool| metadata.bool(key).map(|flag| flag.unwrap_or(default));
+    let scores = vocabulary.scores(metadata, bytes)?;
+    let Some((unknown, _, _)) = vocabulary.used().find(|&(_, _, kind)| kind == UNKNOWN) else {
+        bail!(
+            Tokenizer,
+            "the file has no unknown token in 'tokenizer.ggml.token_type'"
+        );
+    };
+    // The place of a piece is its id, so unused ones keep theirs, with a score that no text is worth.
+    let worst = scores.iter().copied().fold(0.0, f32::min) - 1e4;
+    let used = |id: usize| vocabulary.kinds.get(id).is_some_and(|&kind| kind != UNUSED);
+    let pieces = vocabulary.texts.iter().zip(&scores).enumerate();
+    let pieces = pieces.map(|(id, (text, &score))| json!([text, shortest(if used(id) { score } else { worst })]));
+    let pieces: Vec<Value> = pieces.collect();
+    let mut normalizers = Vec::new();
+    if let Some(table) = metadata.bytes("tokenizer.ggml.precompiled_charsmap", bytes)?
+        && !table.is_empty()
+    {
+        charsmap::check(table)?;
+        normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": base64(table)}));
+    }
+    if flag("tokenizer.ggml.remove_extra_whitespaces", false)? {
+        normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " +$"}, "content": ""}));
+        normalizers.push(json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}));
+    }
+    let scheme = match flag("tokenizer.ggml.add_space_prefix", true)? {
+        true => "first",
+        false => "never",
+    };
+    let blanks = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
+    let byte_fallback = vocabulary.used().filter(|&(_, _, kind)| kind == BYTE).count() == 256;
+    let template = vocabulary.template(
+        flag("tokenizer.ggml.add_bos_token", false)?,
+        flag("tokenizer.ggml.add_eos_token", true)?,
+    )?;
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added(),
+        "normalizer": (!normalizers.is_empty()).then(|| json!({"type": "Sequence", "normalizers": normalizers})),
+        "pre_tokenizer": blanks,
+        "post_processor": template,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, blanks]},
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": pieces, "byte_fallback": byte_fallback},
+    }))
+}
+
+/// Bytes as text in the alphabet of RFC 4648, section 4.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for place in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * place) & 63) as usize];
+            out.push(if place > chunk.len() { '=' } else { char::from(letter) });
+        }
+    }
+    out
+}
