@@ -1,6 +1,7 @@
 //! The importers and the converter, from source files to opened containers.
 
 mod build;
+mod families;
 mod gguf;
 mod huggingface;
 mod malformed;
