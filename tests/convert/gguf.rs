@@ -224,6 +224,17 @@ fn parts_that_do_not_fit_are_named() {
         std::fs::write(&parts[2], gguf_of("qwen2").bytes()).unwrap();
     });
     assert!(other.contains("this is not part 3"), "{other}");
+    let fewer = refusal(&|parts| {
+        let mut last = Gguf::new();
+        last.f32("t", &[8], &[0.0; 8]);
+        for (key, value) in [("split.no", 2u16), ("split.count", 3)] {
+            last.set(key, Meta::Raw(2, value.to_le_bytes().to_vec()));
+        }
+        let count = gguf_of("qwen2").tensors.len() as u32;
+        last.set("split.tensors.count", Meta::U32(count));
+        std::fs::write(&parts[2], last.bytes()).unwrap();
+    });
+    assert!(fewer.contains("split.tensors.count says"), "{fewer}");
     let renamed = refusal(&|parts| {
         std::fs::rename(&parts[0], parts[0].with_file_name("x.gguf")).unwrap();
         std::fs::rename(&parts[1], &parts[0]).unwrap();

@@ -471,3 +471,25 @@ fn ids_equal_those_of_sentencepiece() {
         assert!(compared > 20, "{name}: {compared}");
     }
 }
+
+/// Turn tokens of early Phi-3 models take the blanks after them along; those of other models do not.
+#[test]
+fn turns_of_phi_strip_what_follows() {
+    for (model, wanted) in [
+        ("phi3", ["<|user|>"].as_slice()),
+        ("llama_tied", &["<|user|>", "▁", "\n"]),
+    ] {
+        let mut file = with_tokenizer(model, "");
+        edit_tokens(&mut file, |tokens| tokens[511] = "<|user|>".into());
+        for (key, value) in &mut file.metadata {
+            if let ("tokenizer.ggml.token_type", Meta::I32s(kinds)) = (key.as_str(), value) {
+                kinds[511] = 3;
+            }
+        }
+        let (_dir, container) = opened(&file);
+        let tokenizer = Tokenizer::from_bytes(container.tokenizer_json().unwrap()).unwrap();
+        let ids = tokenizer.encode("<|user|>\n", false).unwrap().get_ids().to_vec();
+        let found: Vec<String> = ids.iter().map(|&id| tokenizer.id_to_token(id).unwrap()).collect();
+        assert_eq!(found, wanted, "{model}");
+    }
+}
