@@ -30,7 +30,9 @@ fn use_container(path: &std::path::Path) {
         let _ = container.bytes(id);
     }
     let container = Arc::new(container);
-    let Ok(model) = bind(&container.header().arch, container.as_ref()) else { return };
+    let Ok(model) = bind(&container.header().arch, container.as_ref()) else {
+        return;
+    };
     let options = PlanOptions {
         ctx: 16,
         chunk: 8,
@@ -38,7 +40,9 @@ fn use_container(path: &std::path::Path) {
         max_binding: u64::MAX / 2,
         all_logits: false,
     };
-    let Ok(plan) = plan(&model, container.as_ref(), &options) else { return };
+    let Ok(plan) = plan(&model, container.as_ref(), &options) else {
+        return;
+    };
     // A large network may be slow; it is no finding.
     if plan.buffer_bytes() > 16 << 20 || plan.weight_bytes() > 1 << 20 || model.layers.len() > 16 {
         return;
@@ -46,7 +50,9 @@ fn use_container(path: &std::path::Path) {
     // What a run may rely on is what opening checks.
     let _ = report;
     let plan = Arc::new(plan);
-    let Ok(executor) = HostExecutor::new(plan.clone(), container) else { return };
+    let Ok(executor) = HostExecutor::new(plan.clone(), container) else {
+        return;
+    };
     let mut session = Session::new(plan, Box::new(executor));
     for prompt in [&[1, 2, 3][..], &[1, 2]] {
         if session.prefill(prompt, &Cancel::new()).is_err() {

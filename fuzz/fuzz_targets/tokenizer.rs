@@ -12,7 +12,9 @@ fuzz_target!(|input: &[u8]| {
     let (text, json) = halves(input);
     let text = String::from_utf8_lossy(text);
     bounded(input.len(), || {
-        let Ok(tokenizer) = Tokenizer::from_json(json) else { return };
+        let Ok(tokenizer) = Tokenizer::from_json(json) else {
+            return;
+        };
         let size = tokenizer.vocab_size() as u32;
         let guarded = tokenizer.encode_guarded(&format!("{}{text}", tokenizer.guard(&text)));
         let lists = [
@@ -26,7 +28,9 @@ fuzz_target!(|input: &[u8]| {
             assert!(i == 3 || ids.iter().all(|&id| id < size));
             ids.truncate(64);
             let whole = tokenizer.decode(&ids, true);
-            let Ok(mut stream) = tokenizer.stream(true, &["ab".into()]) else { continue };
+            let Ok(mut stream) = tokenizer.stream(true, &["ab".into()]) else {
+                continue;
+            };
             for &id in &ids {
                 if stream.push(id).is_err() {
                     break;
