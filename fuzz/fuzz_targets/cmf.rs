@@ -8,7 +8,7 @@ use cmf_gpu::model::bind;
 use cmf_gpu::program::{PlanOptions, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
-use cmf_gpu_fuzz::{Counting, bounded, fix_container, on_disk, sections, splice};
+use cmf_gpu_fuzz::{Counting, bounded, fix_container, on_disk, other_number, sections, splice};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -71,19 +71,26 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     // Half of the mutations stay within one section, whose new length is written down where it belongs.
     let part = sections(&data[..size]).into_iter().nth(seed as usize % 4).flatten();
     if let Some(part) = part.filter(|part| seed & 8 == 0 && !part.is_empty()) {
-        let mut bytes = data[part.clone()].to_vec();
-        let len = bytes.len();
-        bytes.resize(len + 256, 0);
-        let fixed = part.start >= 4096 && part.end < size;
-        let new = fuzzer_mutate(&mut bytes, len, if fixed { len } else { len + 256 });
-        bytes.truncate(new);
-        if fixed {
-            bytes.resize(len, 0);
-        }
-        if let Some(file) = splice(&data[..size], part, &bytes).filter(|file| file.len() <= max_size) {
+        let old = &data[part.clone()];
+        let new = if seed.is_multiple_of(4) && seed & 16 == 0 {
+            other_number(old, seed >> 5)
+        } else {
+            mutated(old, part.start >= 4096 && part.end < size)
+        };
+        if let Some(file) = splice(&data[..size], part, &new).filter(|file| file.len() <= max_size) {
             data[..file.len()].copy_from_slice(&file);
             return file.len();
         }
     }
     fuzzer_mutate(data, size, max_size)
 });
+
+/// Other bytes, as many if that is `fixed`.
+fn mutated(old: &[u8], fixed: bool) -> Vec<u8> {
+    let mut bytes = old.to_vec();
+    let room = old.len() + if fixed { 0 } else { 256 };
+    bytes.resize(room, 0);
+    let len = fuzzer_mutate(&mut bytes, old.len(), room);
+    bytes.truncate(if fixed { room } else { len });
+    bytes
+}

@@ -2,8 +2,8 @@
 #![no_main]
 
 use cmf_gpu::text::Tokenizer;
-use cmf_gpu_fuzz::{Counting, bounded, halves};
-use libfuzzer_sys::fuzz_target;
+use cmf_gpu_fuzz::{Counting, bounded, halves, joined, other_number};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -40,4 +40,14 @@ fuzz_target!(|input: &[u8]| {
             let _ = whole;
         }
     });
+});
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let (text, json) = halves(&data[..size]);
+    let new = joined(text, &other_number(json, seed >> 2));
+    if seed.is_multiple_of(4) && new.len() <= max_size {
+        data[..new.len()].copy_from_slice(&new);
+        return new.len();
+    }
+    fuzzer_mutate(data, size, max_size)
 });

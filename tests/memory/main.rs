@@ -18,6 +18,9 @@ fn resident_mib() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
 }
 
+/// A way to load.
+type Load<'a> = &'a dyn Fn(&Path) -> Engine;
+
 /// Memory grows with every model that is loaded and dropped; a model gets pieces of the one before.
 #[test]
 fn loading_one_model_after_another_takes_no_more_memory() {
@@ -31,7 +34,7 @@ fn loading_one_model_after_another_takes_no_more_memory() {
     let device = open_device(&shared).unwrap().0.unwrap();
     let on_shared =
         |path: &Path| Engine::load_on(path, device.clone(), &shared, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    let loads: [(&str, &dyn Fn(&Path) -> Engine); 2] = [
+    let loads: [(&str, Load); 2] = [
         ("host", &|path| load(path, DeviceChoice::Cpu, 64)),
         ("a device for all", &on_shared),
     ];
