@@ -24,14 +24,42 @@ const TENSORS: [(&str, &str, &[u64]); 12] = [
     ("model.norm.weight", "output_norm.weight", &[32]),
     ("lm_head.weight", "output.weight", &[8, 32]),
     ("model.layers.0.input_layernorm.weight", "blk.0.attn_norm.weight", &[32]),
-    ("model.layers.0.post_attention_layernorm.weight", "blk.0.ffn_norm.weight", &[32]),
-    ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight", &[32, 32]),
-    ("model.layers.0.self_attn.k_proj.weight", "blk.0.attn_k.weight", &[16, 32]),
-    ("model.layers.0.self_attn.v_proj.weight", "blk.0.attn_v.weight", &[16, 32]),
-    ("model.layers.0.self_attn.o_proj.weight", "blk.0.attn_output.weight", &[32, 32]),
-    ("model.layers.0.mlp.gate_proj.weight", "blk.0.ffn_gate.weight", &[32, 32]),
+    (
+        "model.layers.0.post_attention_layernorm.weight",
+        "blk.0.ffn_norm.weight",
+        &[32],
+    ),
+    (
+        "model.layers.0.self_attn.q_proj.weight",
+        "blk.0.attn_q.weight",
+        &[32, 32],
+    ),
+    (
+        "model.layers.0.self_attn.k_proj.weight",
+        "blk.0.attn_k.weight",
+        &[16, 32],
+    ),
+    (
+        "model.layers.0.self_attn.v_proj.weight",
+        "blk.0.attn_v.weight",
+        &[16, 32],
+    ),
+    (
+        "model.layers.0.self_attn.o_proj.weight",
+        "blk.0.attn_output.weight",
+        &[32, 32],
+    ),
+    (
+        "model.layers.0.mlp.gate_proj.weight",
+        "blk.0.ffn_gate.weight",
+        &[32, 32],
+    ),
     ("model.layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight", &[32, 32]),
-    ("model.layers.0.mlp.down_proj.weight", "blk.0.ffn_down.weight", &[32, 32]),
+    (
+        "model.layers.0.mlp.down_proj.weight",
+        "blk.0.ffn_down.weight",
+        &[32, 32],
+    ),
 ];
 
 fn main() {
@@ -48,14 +76,19 @@ fn main() {
         add("template", &std::fs::read(template).expect("a fixture"));
     }
     let expressions = std::fs::read(fixtures.join("chat/expressions.json")).expect("a fixture");
-    texts(&serde_json::from_slice(&expressions).expect("JSON"), &mut |text| add("template", text.as_bytes()));
+    texts(&serde_json::from_slice(&expressions).expect("JSON"), &mut |text| {
+        add("template", text.as_bytes())
+    });
 
     for kind in ["gemma", "llama3", "qwen", "spm", "unigram"] {
         let json = std::fs::read(fixtures.join(format!("tokenizers/{kind}/tokenizer.json"))).expect("a fixture");
         add("tokenizer", &joined("Grüße <s>, 世界\u{1f600}  ab".as_bytes(), &json));
     }
     for json in tokenizers() {
-        add("tokenizer", &joined("a b ab <s> é  1".as_bytes(), json.to_string().as_bytes()));
+        add(
+            "tokenizer",
+            &joined("a b ab <s> é  1".as_bytes(), json.to_string().as_bytes()),
+        );
     }
 
     let config = json!({
@@ -74,7 +107,14 @@ fn main() {
         .collect();
     let file = build::safetensors_f32(&tensors);
     add("safetensors", &joined(config.to_string().as_bytes(), &file));
-    for model in ["llama3_rope", "qwen2", "qwen3_yarn", "gemma3", "phi3_longrope", "mistral_swa"] {
+    for model in [
+        "llama3_rope",
+        "qwen2",
+        "qwen3_yarn",
+        "gemma3",
+        "phi3_longrope",
+        "mistral_swa",
+    ] {
         let config = std::fs::read(fixtures.join(format!("models/{model}/config.json"))).expect("a fixture");
         add("safetensors", &joined(&config, &file));
     }
@@ -86,7 +126,10 @@ fn main() {
     add("gguf", &plain.bytes());
     let mut pieces = gguf.clone();
     pieces.set("tokenizer.ggml.model", Meta::Str("llama".into()));
-    pieces.set("tokenizer.ggml.scores", Meta::F32s((0..8).map(|i| -(i as f32)).collect()));
+    pieces.set(
+        "tokenizer.ggml.scores",
+        Meta::F32s((0..8).map(|i| -(i as f32)).collect()),
+    );
     add("gguf", &pieces.bytes());
 
     add("cmf", &raw::sample().build());
@@ -94,12 +137,22 @@ fn main() {
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("a file");
     std::fs::write(dir.path().join("model.safetensors"), &file).expect("a file");
     std::fs::write(dir.path().join("tokenizer.json"), tokenizers()[0].to_string()).expect("a file");
-    for quant in [Dtype::F16, Dtype::Q8Row, Dtype::Q82f, Dtype::Q4Block, Dtype::Q4Tiled, Dtype::Q4tp] {
+    for quant in [
+        Dtype::F16,
+        Dtype::Q8Row,
+        Dtype::Q82f,
+        Dtype::Q4Block,
+        Dtype::Q4Tiled,
+        Dtype::Q4tp,
+    ] {
         let out = dir.path().join("out.cmf");
         convert(dir.path(), &out, &Options { quant }, &mut |_| ControlFlow::Continue(())).expect("a conversion");
         add("cmf", &std::fs::read(out).expect("a file"));
     }
-    add("cmf", &std::fs::read(fixtures.join("interop/qwen2-q4tp-gfx-skillfile.cmf")).expect("a fixture"));
+    add(
+        "cmf",
+        &std::fs::read(fixtures.join("interop/qwen2-q4tp-gfx-skillfile.cmf")).expect("a fixture"),
+    );
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
@@ -140,12 +193,36 @@ fn tokenizers() -> Vec<Value> {
     let all = [
         (bpe.clone(), Value::Null, byte.clone(), byte.clone(), post.clone()),
         (bpe.clone(), replace.clone(), Value::Null, fuse, Value::Null),
-        (words, json!({"type": "Lowercase"}), json!({"type": "Whitespace"}), Value::Null, Value::Null),
-        (pieces, bert, json!({"type": "BertPreTokenizer"}), json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), Value::Null),
+        (
+            words,
+            json!({"type": "Lowercase"}),
+            json!({"type": "Whitespace"}),
+            Value::Null,
+            Value::Null,
+        ),
+        (
+            pieces,
+            bert,
+            json!({"type": "BertPreTokenizer"}),
+            json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+            Value::Null,
+        ),
         (unigram, Value::Null, meta.clone(), meta, Value::Null),
-        (bpe.clone(), json!({"type": "NFC"}), json!({"type": "Sequence", "pretokenizers": [regex("\\p{N}{1,3}|\\s+(?!\\S)|[^\\s]+"),
-            {"type": "Digits", "individual_digits": true}, {"type": "Punctuation", "behavior": "Contiguous"}]}), byte, post),
-        (bpe, Value::Null, regex("(a+)+$"), json!({"type": "BPEDecoder", "suffix": "</w>"}), Value::Null),
+        (
+            bpe.clone(),
+            json!({"type": "NFC"}),
+            json!({"type": "Sequence", "pretokenizers": [regex("\\p{N}{1,3}|\\s+(?!\\S)|[^\\s]+"),
+            {"type": "Digits", "individual_digits": true}, {"type": "Punctuation", "behavior": "Contiguous"}]}),
+            byte,
+            post,
+        ),
+        (
+            bpe,
+            Value::Null,
+            regex("(a+)+$"),
+            json!({"type": "BPEDecoder", "suffix": "</w>"}),
+            Value::Null,
+        ),
     ];
     let whole = |(model, normalizer, pre, decoder, post)| {
         json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [
@@ -186,7 +263,11 @@ fn gguf() -> Gguf {
     // F32, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 in turn.
     let kinds: [(u32, usize); 7] = [(0, 128), (1, 64), (8, 34), (2, 18), (3, 20), (6, 22), (7, 24)];
     for (i, (_, name, shape)) in TENSORS.iter().enumerate() {
-        let (kind, bytes) = if shape.len() == 1 { kinds[0] } else { kinds[i % kinds.len()] };
+        let (kind, bytes) = if shape.len() == 1 {
+            kinds[0]
+        } else {
+            kinds[i % kinds.len()]
+        };
         let count = shape.iter().product::<u64>() as usize / 32 * bytes;
         file.tensors.push(Block {
             name: (*name).into(),

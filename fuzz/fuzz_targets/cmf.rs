@@ -8,7 +8,7 @@ use cmf_gpu::model::bind;
 use cmf_gpu::program::{PlanOptions, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
-use cmf_gpu_fuzz::{Counting, bounded, fix_container, on_disk, sections, splice};
+use cmf_gpu_fuzz::{Counting, bounded, fix_container, on_disk, other_number, sections, splice};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -30,7 +30,9 @@ fn use_container(path: &std::path::Path) {
         let _ = container.bytes(id);
     }
     let container = Arc::new(container);
-    let Ok(model) = bind(&container.header().arch, container.as_ref()) else { return };
+    let Ok(model) = bind(&container.header().arch, container.as_ref()) else {
+        return;
+    };
     let options = PlanOptions {
         ctx: 16,
         chunk: 8,
@@ -38,7 +40,9 @@ fn use_container(path: &std::path::Path) {
         max_binding: u64::MAX / 2,
         all_logits: false,
     };
-    let Ok(plan) = plan(&model, container.as_ref(), &options) else { return };
+    let Ok(plan) = plan(&model, container.as_ref(), &options) else {
+        return;
+    };
     // A large network may be slow; it is no finding.
     if plan.buffer_bytes() > 16 << 20 || plan.weight_bytes() > 1 << 20 || model.layers.len() > 16 {
         return;
@@ -46,7 +50,9 @@ fn use_container(path: &std::path::Path) {
     // What a run may rely on is what opening checks.
     let _ = report;
     let plan = Arc::new(plan);
-    let Ok(executor) = HostExecutor::new(plan.clone(), container) else { return };
+    let Ok(executor) = HostExecutor::new(plan.clone(), container) else {
+        return;
+    };
     let mut session = Session::new(plan, Box::new(executor));
     for prompt in [&[1, 2, 3][..], &[1, 2]] {
         if session.prefill(prompt, &Cancel::new()).is_err() {
@@ -65,19 +71,26 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     // Half of the mutations stay within one section, whose new length is written down where it belongs.
     let part = sections(&data[..size]).into_iter().nth(seed as usize % 4).flatten();
     if let Some(part) = part.filter(|part| seed & 8 == 0 && !part.is_empty()) {
-        let mut bytes = data[part.clone()].to_vec();
-        let len = bytes.len();
-        bytes.resize(len + 256, 0);
-        let fixed = part.start >= 4096 && part.end < size;
-        let new = fuzzer_mutate(&mut bytes, len, if fixed { len } else { len + 256 });
-        bytes.truncate(new);
-        if fixed {
-            bytes.resize(len, 0);
-        }
-        if let Some(file) = splice(&data[..size], part, &bytes).filter(|file| file.len() <= max_size) {
+        let old = &data[part.clone()];
+        let new = if seed.is_multiple_of(4) && seed & 16 == 0 {
+            other_number(old, seed >> 5)
+        } else {
+            mutated(old, part.start >= 4096 && part.end < size)
+        };
+        if let Some(file) = splice(&data[..size], part, &new).filter(|file| file.len() <= max_size) {
             data[..file.len()].copy_from_slice(&file);
             return file.len();
         }
     }
     fuzzer_mutate(data, size, max_size)
 });
+
+/// Other bytes, as many if that is `fixed`.
+fn mutated(old: &[u8], fixed: bool) -> Vec<u8> {
+    let mut bytes = old.to_vec();
+    let room = old.len() + if fixed { 0 } else { 256 };
+    bytes.resize(room, 0);
+    let len = fuzzer_mutate(&mut bytes, old.len(), room);
+    bytes.truncate(if fixed { room } else { len });
+    bytes
+}

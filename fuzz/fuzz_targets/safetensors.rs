@@ -4,7 +4,7 @@
 use cmf_gpu::container::{Container, safetensors};
 use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu_fuzz::{Counting, bounded, halves, joined, on_disk, scratch};
+use cmf_gpu_fuzz::{Counting, bounded, halves, joined, on_disk, other_number, scratch};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 use std::ops::ControlFlow;
 
@@ -39,7 +39,13 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
         room.truncate(len);
         room
     };
-    let new = match seed % 3 {
+    let new = match seed % 5 {
+        3 => joined(&other_number(config, seed >> 3), file),
+        4 if header > 0 => {
+            let text = other_number(&file[8..8 + header], seed >> 3);
+            let parts = [&(text.len() as u64).to_le_bytes()[..], &text, &file[8 + header..]];
+            joined(config, &parts.concat())
+        }
         0 => joined(&mutated(config), file),
         1 if header > 0 => {
             let text = mutated(&file[8..8 + header]);

@@ -29,7 +29,9 @@ fuzz_target!(|input: &[u8]| {
     options.special_tokens.insert("bos_token".into(), "<s>".into());
     options.special_tokens.insert("eos_token".into(), "</s>".into());
     bounded(input.len(), || {
-        let Ok(template) = ChatTemplate::new(source) else { return };
+        let Ok(template) = ChatTemplate::new(source) else {
+            return;
+        };
         let _ = template.render(&messages, &options);
         options.add_generation_prompt = false;
         options.continue_final_message = true;

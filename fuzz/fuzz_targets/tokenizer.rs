@@ -2,8 +2,8 @@
 #![no_main]
 
 use cmf_gpu::text::Tokenizer;
-use cmf_gpu_fuzz::{Counting, bounded, halves};
-use libfuzzer_sys::fuzz_target;
+use cmf_gpu_fuzz::{Counting, bounded, halves, joined, other_number};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -12,7 +12,9 @@ fuzz_target!(|input: &[u8]| {
     let (text, json) = halves(input);
     let text = String::from_utf8_lossy(text);
     bounded(input.len(), || {
-        let Ok(tokenizer) = Tokenizer::from_json(json) else { return };
+        let Ok(tokenizer) = Tokenizer::from_json(json) else {
+            return;
+        };
         let size = tokenizer.vocab_size() as u32;
         let guarded = tokenizer.encode_guarded(&format!("{}{text}", tokenizer.guard(&text)));
         let lists = [
@@ -26,7 +28,9 @@ fuzz_target!(|input: &[u8]| {
             assert!(i == 3 || ids.iter().all(|&id| id < size));
             ids.truncate(64);
             let whole = tokenizer.decode(&ids, true);
-            let Ok(mut stream) = tokenizer.stream(true, &["ab".into()]) else { continue };
+            let Ok(mut stream) = tokenizer.stream(true, &["ab".into()]) else {
+                continue;
+            };
             for &id in &ids {
                 if stream.push(id).is_err() {
                     break;
@@ -36,4 +40,14 @@ fuzz_target!(|input: &[u8]| {
             let _ = whole;
         }
     });
+});
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let (text, json) = halves(&data[..size]);
+    let new = joined(text, &other_number(json, seed >> 2));
+    if seed.is_multiple_of(4) && new.len() <= max_size {
+        data[..new.len()].copy_from_slice(&new);
+        return new.len();
+    }
+    fuzzer_mutate(data, size, max_size)
 });

@@ -183,6 +183,53 @@ pub fn splice(file: &[u8], part: std::ops::Range<usize>, with: &[u8]) -> Option<
     })
 }
 
+/// Values that sizes, counts and constants go wrong at.
+const VALUES: [&str; 28] = [
+    "0",
+    "1",
+    "2",
+    "3",
+    "5",
+    "7",
+    "8",
+    "16",
+    "31",
+    "32",
+    "33",
+    "64",
+    "128",
+    "255",
+    "256",
+    "65535",
+    "65536",
+    "2147483648",
+    "4294967295",
+    "4294967296",
+    "9223372036854775807",
+    "18446744073709551615",
+    "-1",
+    "0.5",
+    "1e-40",
+    "1e38",
+    "null",
+    "[]",
+];
+
+/// JSON with one of its numbers, chosen by `seed`, replaced. Bytes alone seldom change into another text that is JSON.
+pub fn other_number(json: &[u8], seed: u32) -> Vec<u8> {
+    let part_of_number = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'.' | b'-' | b'+' | b'e' | b'E');
+    let starts = |&at: &usize| {
+        json[at].is_ascii_digit() && matches!(at.checked_sub(1).map(|b| json[b]), Some(b':' | b',' | b'[' | b' '))
+    };
+    let numbers: Vec<usize> = (0..json.len()).filter(starts).collect();
+    let Some(&at) = numbers.get(seed as usize % numbers.len().max(1)) else {
+        return json.to_vec();
+    };
+    let len = json[at..].iter().take_while(|&&byte| part_of_number(byte)).count();
+    let value = VALUES[(seed >> 16) as usize % VALUES.len()];
+    [&json[..at], value.as_bytes(), &json[at + len..]].concat()
+}
+
 /// Two parts in one input: a length, the first part, the second.
 pub fn halves(input: &[u8]) -> (&[u8], &[u8]) {
     let Some((len, rest)) = input.split_first_chunk::<2>() else {

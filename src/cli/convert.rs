@@ -4,6 +4,7 @@ use super::output::size;
 use super::{Context, Outcome, Result};
 use cmf_gpu::convert::{Event, Options, convert};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::error::escape;
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -61,7 +62,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     } else {
         context.out.line(format!(
             "{}: {} tensors, {}, in {:.1} s",
-            args.out.display(),
+            escape(args.out.display().to_string()),
             report.tensors,
             size(report.bytes),
             start.elapsed().as_secs_f64()

@@ -3,6 +3,7 @@
 use super::args::{self, DeviceArgs, ModelArgs, Tokens, token_list};
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
+use cmf_gpu::error::escape;
 use cmf_gpu::{Error, Kind};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
@@ -70,9 +71,10 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     write(tensors, &args.out)?;
     match context.out.json {
         true => context.out.json(&json!({"n": n, "vocab": vocab}))?,
-        false => context
-            .out
-            .line(format!("{}: {n} positions, vocabulary {vocab}", args.out.display()))?,
+        false => context.out.line(format!(
+            "{}: {n} positions, vocabulary {vocab}",
+            escape(args.out.display().to_string())
+        ))?,
     }
     Ok(Outcome::Done)
 }

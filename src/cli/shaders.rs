@@ -2,6 +2,7 @@
 
 use super::{Context, Outcome, Result};
 use cmf_gpu::Error;
+use cmf_gpu::error::escape;
 use cmf_gpu::shader::{all_variants, compose};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -39,9 +40,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     }
     match (&args.dump, context.out.json) {
         (_, true) => context.out.json(&json!({"variants": listed}))?,
-        (Some(dir), false) => context
-            .out
-            .line(format!("{}: {} variants", dir.display(), variants.len()))?,
+        (Some(dir), false) => context.out.line(format!(
+            "{}: {} variants",
+            escape(dir.display().to_string()),
+            variants.len()
+        ))?,
         (None, false) => {}
     }
     Ok(Outcome::Done)

@@ -208,6 +208,17 @@ impl Permutation {
     }
 }
 
+/// Two models of the same shapes and names: one walks backwards what the other walks.
+pub fn two_ways() -> (Permutation, Permutation) {
+    let there = Permutation::walking(Dtype::Q8Row);
+    let mut back = there.clone();
+    for id in FIRST as usize..HIDDEN {
+        back.next[there.next[id] as usize] = id as u32;
+    }
+    back.next[PROMPT as usize] = 40;
+    (there, back)
+}
+
 /// Both ways a model can run here. A machine without an adapter fails the tests, as it does elsewhere.
 pub fn devices() -> [DeviceChoice; 2] {
     [DeviceChoice::Cpu, DeviceChoice::Index(0)]

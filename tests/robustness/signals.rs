@@ -88,7 +88,7 @@ fn an_interrupted_conversion_leaves_nothing() {
     std::fs::create_dir(&src).unwrap();
     long_source(&src);
     let out = dir.path().join("out.cmf");
-    for (delay, times) in [(0, 1), (50, 1), (400, 1), (1500, 1), (400, 2)] {
+    for (delay, times) in [(0, 1), (50, 1), (400, 1), (900, 1), (400, 2)] {
         let mut command = program();
         command.arg("convert").arg(&src).arg("-o").arg(&out);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -117,7 +117,7 @@ fn an_interrupted_conversion_leaves_nothing() {
 
 /// A model of zeros that takes long to convert and, where files may have holes, no room.
 fn long_source(dir: &std::path::Path) {
-    let (hidden, layers) = (1024u64, 24);
+    let (hidden, layers) = (1024u64, 96);
     let mut shapes = vec![
         ("model.embed_tokens.weight".to_owned(), vec![4096, hidden]),
         ("model.norm.weight".to_owned(), vec![hidden]),
