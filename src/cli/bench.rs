@@ -91,7 +91,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let mut subject = Subject::load(path.as_deref(), &args, &options, context)?;
     let placement = subject.placement().clone();
     let session = subject.session();
-    let cancel = context.interrupt.cancel().clone();
+    let cancel = context.interrupt.cancel();
     let mut rows = Vec::new();
     let mut counters = (0, Counters::default());
     if args.n_prompt > 0 {

@@ -43,7 +43,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let mut options = args.device.options();
     options.all_logits = true;
     let mut engine = args::load(&path, &options, context)?;
-    let cancel = context.interrupt.cancel().clone();
+    let cancel = context.interrupt.cancel();
     let layers = engine.model().layers.len();
     let mut logits: Vec<f32> = Vec::new();
     let mut hidden: Vec<Vec<f32>> = vec![Vec::new(); if args.hidden { layers } else { 0 }];

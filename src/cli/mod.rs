@@ -3,8 +3,10 @@
 //! The only place that prints, reads the environment or ends the process. One file a command; what several share is in
 //! `args` (flags), `output` (streams) and `interrupt` (Ctrl-C). Commands know the library's public face and nothing else.
 
+mod answer;
 mod args;
 mod bench;
+mod chat;
 mod chat_template;
 mod convert;
 mod detokenize;

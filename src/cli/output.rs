@@ -70,6 +70,11 @@ impl Output {
         }
     }
 
+    /// Says something on stderr that a person asked for, in any number of lines.
+    pub fn say(&self, text: &str) {
+        text.lines().for_each(|line| error_text(&escape(line.to_string())));
+    }
+
     /// Says something on stderr that was asked for with `-v`.
     pub fn detail(&self, note: impl AsRef<str>) {
         if self.verbose {

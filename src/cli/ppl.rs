@@ -89,7 +89,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             args.file.display()
         )));
     }
-    let cancel = context.interrupt.cancel().clone();
+    let cancel = context.interrupt.cancel();
     let mut bar = context.out.progress("perplexity", false);
     let (mut sum, mut count) = (0.0, 0u64);
     for Window {

@@ -1,10 +1,11 @@
-//! `run`: one prompt, one answer, streamed.
+//! `run`: one prompt, one answer, streamed; on a terminal without a prompt a chat.
 
+use super::answer::{OnText, rates, streamed, summary};
 use super::args::{self, DeviceArgs, ModelArgs, Tokens, device_json, read_text, token_list};
+use super::chat::{Chat, Settings, lines};
 use super::output::Output;
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
-use cmf_gpu::Error;
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::{Answer, Engine, Placement};
 use cmf_gpu::options::AnswerOptions;
@@ -14,7 +15,6 @@ use cmf_gpu::session::Finish;
 use serde_json::{Map, Value, json};
 use std::hash::{BuildHasher, Hasher};
 use std::io::IsTerminal;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// Flags of `run`.
@@ -167,7 +167,7 @@ impl SamplingArgs {
 }
 
 /// A number from the system's source of randomness, which also keys hash tables.
-fn random() -> u64 {
+pub fn random() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }
 
@@ -176,18 +176,31 @@ enum Prompt {
     Tokens(Vec<u32>),
 }
 
+enum Request {
+    Answer(Prompt),
+    /// There is no prompt, and someone who can be asked for one.
+    Chat,
+    /// There is no prompt.
+    Nothing,
+}
+
 pub fn run(args: Args, context: &mut Context) -> Result {
     let path = args.model.path(context)?;
     // Before anyone types a prompt.
     Container::open(&path)?;
-    let Some(prompt) = prompt(&args, context)? else {
-        if context.out.json {
-            return Err(usage("stdin holds no prompt"));
+    let prompt = match request(&args, context)? {
+        Request::Answer(prompt) => Some(prompt),
+        Request::Chat if context.out.json => {
+            return Err(usage("--json needs a prompt: a chat is not one object"));
         }
-        context.out.note("note: no prompt, no answer");
-        return Ok(Outcome::Done);
+        Request::Chat => None,
+        Request::Nothing if context.out.json => return Err(usage("stdin holds no prompt")),
+        Request::Nothing => {
+            context.out.note("note: no prompt, no answer");
+            return Ok(Outcome::Done);
+        }
     };
-    let untemplated = args.raw || matches!(prompt, Prompt::Tokens(_));
+    let untemplated = args.raw || matches!(prompt, Some(Prompt::Tokens(_)));
     if untemplated && (args.system.is_some() || args.no_think) {
         return Err(usage(
             "--system and --no-think need the chat template, which --raw and --prompt-tokens leave out",
@@ -197,7 +210,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     args.sampling.settings(context, &Sampling::default())?;
     let mut engine = args::load(&path, &args.device.options(), context)?;
     let sampling = args.sampling.settings(context, engine.sampling_defaults())?;
-    if sampling.temperature > 0.0 {
+    if sampling.temperature > 0.0 && prompt.is_some() {
         context.out.detail(format!("seed {}", sampling.seed));
     }
     let mut options = AnswerOptions {
@@ -219,65 +232,58 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         options.template_kwargs.insert("enable_thinking".into(), false.into());
     }
 
-    let cancel = context.interrupt.graceful();
-    let mut unwritten: Option<Error> = None;
-    let mut written = String::new();
-    let out = &mut context.out;
-    let mut on_text = |text: &str| {
-        if out.json {
-            return ControlFlow::Continue(());
-        }
-        written.push_str(text);
-        match out.text(text).and_then(|()| out.flush()) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(err) => {
-                unwritten = Some(err);
-                ControlFlow::Break(())
-            }
-        }
+    let Some(prompt) = prompt else {
+        let settings = Settings {
+            sampling,
+            seed: args.sampling.seed,
+            max_tokens: args.max_tokens,
+        };
+        let mut chat = Chat::new(&mut engine, args.system, settings, options)?;
+        let mut lines = lines::source(&context.interrupt)?;
+        context.out.note("a chat: /help lists what it knows, Ctrl-D leaves");
+        return chat.run(lines.as_mut(), &mut || context.interrupt.renewed(), &mut context.out);
     };
-    let answer = match prompt {
-        Prompt::Tokens(tokens) => engine.continue_tokens(&tokens, &options, &cancel, &mut on_text),
-        Prompt::Text(text) if args.raw => engine.complete(&text, &options, &cancel, &mut on_text),
+    let cancel = context.interrupt.graceful();
+    let out = &mut context.out;
+    let json = out.json;
+    let mut write = |text: &str| match json {
+        true => Ok(()),
+        false => out.text(text).and_then(|()| out.flush()),
+    };
+    let answer = streamed(&mut write, |on_text: OnText| match prompt {
+        Prompt::Tokens(tokens) => engine.continue_tokens(&tokens, &options, &cancel, on_text),
+        Prompt::Text(text) if args.raw => engine.complete(&text, &options, &cancel, on_text),
         Prompt::Text(text) => {
             let system = args
                 .system
                 .iter()
                 .map(|text| json!({"role": "system", "content": text}));
             let messages: Vec<Value> = system.chain([json!({"role": "user", "content": text})]).collect();
-            engine.chat(&messages, &options, &cancel, &mut on_text)
+            engine.chat(&messages, &options, &cancel, on_text)
         }
-    };
-    if let Some(err) = unwritten {
-        return Err(err);
-    }
-    if !written.is_empty() && !written.ends_with('\n') {
-        out.text("\n")?;
-        out.flush()?;
-    }
-    let answer = answer?;
-    report(&engine, &answer, &sampling, out)?;
+    })?;
+    report(&engine, &answer, &sampling, &mut context.out)?;
     Ok(match answer.finish {
         Finish::Interrupted => Outcome::Interrupted,
         _ => Outcome::Done,
     })
 }
 
-/// The prompt; none when stdin ends without one.
-fn prompt(args: &Args, context: &Context) -> Result<Option<Prompt>> {
-    let without_line_end = |text: String| {
-        let text = text.strip_suffix('\n').unwrap_or(&text);
-        text.strip_suffix('\r').unwrap_or(text).to_string()
-    };
+/// What is wanted, by flags and by what stdin is.
+fn request(args: &Args, context: &Context) -> Result<Request> {
     let file = match (
         args::chosen(&context.matches, &["prompt", "file", "prompt_tokens"])?,
         &args.prompt,
         &args.file,
         &args.prompt_tokens,
     ) {
-        (Some("prompt"), Some(text), _, _) => return Ok(Some(Prompt::Text(text.clone()))),
-        (Some("prompt_tokens"), _, _, Some(Tokens(tokens))) => return Ok(Some(Prompt::Tokens(tokens.clone()))),
+        (Some("prompt"), Some(text), _, _) => return Ok(Request::Answer(Prompt::Text(text.clone()))),
+        (Some("prompt_tokens"), _, _, Some(Tokens(tokens))) => {
+            return Ok(Request::Answer(Prompt::Tokens(tokens.clone())));
+        }
         (Some("file"), _, Some(file), _) => file.as_path(),
+        // A text to be continued is no conversation.
+        _ if std::io::stdin().is_terminal() && !args.raw => return Ok(Request::Chat),
         _ => Path::new("-"),
     };
     let from_stdin = file == Path::new("-");
@@ -286,25 +292,19 @@ fn prompt(args: &Args, context: &Context) -> Result<Option<Prompt>> {
     }
     let text = read_text(file)?;
     if from_stdin && text.is_empty() {
-        return Ok(None);
+        return Ok(Request::Nothing);
     }
-    Ok(Some(Prompt::Text(without_line_end(text))))
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    let text = text.strip_suffix('\r').unwrap_or(text);
+    Ok(Request::Answer(Prompt::Text(text.into())))
 }
 
 fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Output) -> Result<()> {
-    let rate = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-    let prefill_rate = rate(answer.prefilled_tokens, answer.prefill_s);
-    let decode_rate = rate(answer.tokens.len().saturating_sub(1), answer.decode_s);
-    out.note(format!(
-        "[prompt {} tok {prefill_rate:.1} tok/s | gen {} tok {decode_rate:.1} tok/s | ttft {:.2} s | finish: {}]",
-        answer.prompt_tokens,
-        answer.tokens.len(),
-        answer.prefill_s,
-        answer.finish.name(),
-    ));
+    out.note(summary(answer));
     if !out.json {
         return Ok(());
     }
+    let (prefill_rate, decode_rate) = rates(answer);
     let totals = engine.counters();
     out.json(&json!({
         "text": answer.text,

@@ -1,0 +1,60 @@
+//! An answer on its way to a person: the text as it comes, and the line that follows it.
+
+use super::{Error, Result};
+use cmf_gpu::engine::Answer;
+use std::ops::ControlFlow;
+
+/// What gets the text of an answer, and may end it.
+pub type OnText<'a> = &'a mut dyn FnMut(&str) -> ControlFlow<()>;
+
+/// Asks, and hands on the text as it comes; it ends with a line end, whatever becomes of the answer. Errors: those of
+/// `write`, else those of `ask`.
+pub fn streamed(
+    write: &mut dyn FnMut(&str) -> Result<()>,
+    ask: impl FnOnce(OnText) -> Result<Answer>,
+) -> Result<Answer> {
+    let mut unwritten: Option<Error> = None;
+    let mut open = false;
+    let answer = ask(&mut |text| {
+        open = !text.ends_with('\n');
+        match write(text) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(err) => {
+                unwritten = Some(err);
+                ControlFlow::Break(())
+            }
+        }
+    });
+    if let Some(err) = unwritten {
+        return Err(err);
+    }
+    if open {
+        write("\n")?;
+    }
+    answer
+}
+
+/// Tokens of the prompt that were run in a second, and tokens of the answer after the first.
+pub fn rates(answer: &Answer) -> (f64, f64) {
+    let rate = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+    (
+        rate(answer.prefilled_tokens, answer.prefill_s),
+        rate(answer.tokens.len().saturating_sub(1), answer.decode_s),
+    )
+}
+
+/// The line after an answer.
+pub fn summary(answer: &Answer) -> String {
+    let (prefill_rate, decode_rate) = rates(answer);
+    let cached = match answer.cached_tokens {
+        0 => String::new(),
+        cached => format!(" ({cached} cached)"),
+    };
+    format!(
+        "[prompt {} tok{cached} {prefill_rate:.1} tok/s | gen {} tok {decode_rate:.1} tok/s | ttft {:.2} s | finish: {}]",
+        answer.prompt_tokens,
+        answer.tokens.len(),
+        answer.prefill_s,
+        answer.finish.name(),
+    )
+}
