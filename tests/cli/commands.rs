@@ -298,6 +298,62 @@ fn the_template_is_applied_unless_the_prompt_is_raw() {
     assert_eq!(raw["prompt_tokens"], plain["tokens"].as_array().unwrap().len());
 }
 
+/// The tokens of a prompt are those that `chat-template` shows for the same messages and variables.
+#[test]
+fn system_messages_and_thinking_reach_the_template() {
+    let out = temporary("qwen3.cmf");
+    let src = fixture("models/qwen3");
+    run(&["convert", src.to_str().unwrap(), "-o", &out, "--quant", "f16", "--json"]).json();
+    let messages = temporary("thinking.json");
+    let turns = r#"[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]"#;
+    std::fs::write(&messages, turns).unwrap();
+    let mut lengths = Vec::new();
+    for (kwargs, flags) in [("{}", &[][..]), (r#"{"enable_thinking": false}"#, &["--no-think"])] {
+        let rendered = run(&[
+            "chat-template",
+            &out,
+            "--messages",
+            &messages,
+            "--kwargs",
+            kwargs,
+            "--json",
+        ])
+        .json();
+        let answer = ["run", &out, "-s", "Be brief.", "-p", "Hi", "-n", "1", "--json"];
+        let prompt = run(&[&answer[..], flags].concat()).json()["prompt_tokens"].clone();
+        assert_eq!(prompt, rendered["tokens"].as_array().unwrap().len());
+        assert_eq!(
+            rendered["text"].as_str().unwrap().contains("<think>"),
+            !flags.is_empty()
+        );
+        lengths.push(prompt);
+    }
+    assert_ne!(lengths[0], lengths[1]);
+}
+
+#[test]
+fn each_of_several_stop_texts_ends_the_answer() {
+    let answer = |stops: &[&str]| {
+        let flags = ["run", model(), "-p", "Hello there", "--greedy", "-n", "12", "--json"];
+        run(&[&flags[..], stops].concat()).json()
+    };
+    let whole = answer(&[]);
+    let whole = whole["text"].as_str().unwrap();
+    let ascii: Vec<&str> = whole
+        .split(|c: char| !c.is_ascii_lowercase())
+        .filter(|part| part.len() > 1)
+        .collect();
+    let stop = ascii[ascii.len() - 1];
+    for stops in [
+        ["--stop", "never said", "--stop", stop],
+        ["--stop", stop, "--stop", "never said"],
+    ] {
+        let ended = answer(&stops);
+        assert_eq!(ended["finish"], "stop");
+        assert_eq!(ended["text"], whole.split(stop).next().unwrap());
+    }
+}
+
 #[test]
 fn tokenize_and_detokenize_are_inverse() {
     let text = "Grüße, 世界 — 1 2 3";

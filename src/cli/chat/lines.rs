@@ -75,8 +75,10 @@ impl Lines for Edited<'_> {
                     }
                     Ok(Line::Text(line))
                 }
-                Err(ReadlineError::Signal(signal)) if matches!(signal, Signal::Resize) => continue,
-                Err(ReadlineError::Interrupted | ReadlineError::Signal(_)) => Ok(Line::Interrupted),
+                Err(ReadlineError::Signal(Signal::Resize)) => continue,
+                #[cfg(unix)]
+                Err(ReadlineError::Signal(Signal::Interrupt)) => Ok(Line::Interrupted),
+                Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
                 Err(ReadlineError::Eof) => Ok(Line::End),
                 Err(err) => Err(failure(err)),
             };
