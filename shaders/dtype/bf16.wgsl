@@ -1,32 +1,7 @@
-// bf16 weights: 4 vectors a unit, two weights a word, no scales. A bf16 is the upper half of an f32.
-const NEEDS_SUM: bool = false;
-struct Row { code: u32 }
-
-fn row_open(row: u32) -> Row { return Row(row * params.units * 4u); }
-fn row_scale(row: u32) -> f32 { return 1.0; }
-fn prep_x(part: u32, unit: u32, x: X32) -> X32 { return x; }
-fn prep_w(part: u32, unit: u32, j: u32, w: W8) -> W8 { return w; }
-fn unit_scale(row: Row, unit: u32) -> f32 { return 1.0; }
-
+// bf16 weights, two to a word. A bf16 is the upper half of an f32.
 fn codes8(row: Row, unit: u32, j: u32) -> W8 {
     let w = codes[row.code + unit * 4u + j];
     let low = bitcast<vec4<f32>>(w << vec4<u32>(16u));
     let high = bitcast<vec4<f32>>(w & vec4<u32>(0xffff0000u));
     return W8(vec4<f32>(low.x, high.x, low.y, high.y), vec4<f32>(low.z, high.z, low.w, high.w));
-}
-
-fn unit_dot(row: Row, unit: u32, x: X32, sum: f32) -> f32 {
-    let w0 = codes8(row, unit, 0u);
-    var acc = w0.a * x.a;
-    acc = fma(w0.b, x.b, acc);
-    let w1 = codes8(row, unit, 1u);
-    acc = fma(w1.a, x.c, acc);
-    acc = fma(w1.b, x.d, acc);
-    let w2 = codes8(row, unit, 2u);
-    acc = fma(w2.a, x.e, acc);
-    acc = fma(w2.b, x.f, acc);
-    let w3 = codes8(row, unit, 3u);
-    acc = fma(w3.a, x.g, acc);
-    acc = fma(w3.b, x.h, acc);
-    return horizontal(acc);
 }

@@ -57,8 +57,8 @@ impl Planes {
     pub fn shaders(self) -> &'static [&'static str] {
         match self {
             Planes::F32 => &["f32"],
-            Planes::F16 => &["f16"],
-            Planes::Bf16 => &["bf16"],
+            Planes::F16 => &["f16", "wide16"],
+            Planes::Bf16 => &["bf16", "wide16"],
             Planes::I8 => &["i8", "i8_codes"],
             Planes::I8Col => &["i8_col", "i8_codes"],
             Planes::Nib4 => &["nib4_group", "nib4_codes"],
