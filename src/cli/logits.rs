@@ -3,6 +3,7 @@
 use super::args::{self, DeviceArgs, ModelArgs, Tokens, token_list};
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
+use cmf_gpu::container::temporary_beside;
 use cmf_gpu::error::escape;
 use cmf_gpu::{Error, Kind};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -86,13 +87,7 @@ fn view(shape: Vec<usize>, values: &[f32]) -> Result<TensorView<'_>> {
 
 /// Writes under another name in the same directory and renames.
 fn write(tensors: Vec<(String, TensorView)>, out: &Path) -> Result<()> {
-    let dir = match out.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    let temporary = tempfile::NamedTempFile::new_in(dir)
-        // Without the temporary name, which says nothing.
-        .map_err(|err| Error::io(dir, &err.kind().into()))?;
+    let temporary = temporary_beside(out)?;
     serialize_to_file(tensors, None, temporary.path())
         .map_err(|err| Error::new(Kind::Io, format!("{}: {err}", out.display())))?;
     temporary.as_file().sync_all().map_err(|err| Error::io(out, &err))?;

@@ -250,8 +250,10 @@ fn features(header: &Header, infos: &[TensorInfo], sections: Sections) -> u32 {
         .fold(TENSOR_DIR, |features, (bit, _)| features | bit)
 }
 
-/// A file in the directory of `path`, where renaming is atomic.
-fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
+/// A file in the directory of `path`, where renaming is atomic; it is removed when dropped.
+///
+/// Errors: `Io` for a path that is there and no regular file (a rename would replace a device), and the system's.
+pub fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
     if path.file_name().is_none() {
         bail!(Usage, "{}: no name for a file", path.display());
     }
