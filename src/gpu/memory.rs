@@ -9,7 +9,7 @@ use crate::program::{Fill, Matrix, Run, Segment, Vector};
 use rayon::prelude::*;
 
 /// Bytes of one staging buffer. Two of them and one block of host memory are all that an upload takes.
-const RING_BYTES: usize = 8 << 20;
+const RING_BYTES: usize = 4 << 20;
 /// Rows that one task repacks.
 const TASK_ROWS: usize = 64;
 
@@ -150,11 +150,13 @@ pub fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer]
             cols,
         });
     }
+    // Pages that were read are given back as the upload goes on, so that a large tensor never is in memory as a whole.
+    let release = || matrix.parts.iter().for_each(|&id| tensors.release(id));
     for (segment, to) in matrix.segments.iter().zip(buffers) {
-        upload_segment(ring, matrix, segment, to, &sources)?;
+        upload_segment(ring, matrix, segment, to, &sources, &release)?;
     }
     ring.flush()?;
-    matrix.parts.iter().for_each(|&id| tensors.release(id));
+    release();
     Ok(())
 }
 
@@ -164,6 +166,7 @@ fn upload_segment(
     segment: &Segment,
     to: &SegmentBuffer,
     sources: &[Source],
+    release: &dyn Fn(),
 ) -> Result<()> {
     let geometry = segment.geometry;
     let (code_row, scale_row) = (geometry.code_row_bytes(), geometry.scale_row_bytes());
@@ -187,6 +190,7 @@ fn upload_segment(
                 })
             })?;
         }
+        release();
     }
     if matrix.planes == crate::dtype::planes::Planes::I8Col {
         for (part, source) in sources.iter().enumerate() {
