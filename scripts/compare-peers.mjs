@@ -25,7 +25,7 @@ const tokensOf = (vocab, count) =>
     Array.from({length: count}, (_, i) => Number((BigInt(i) * 2654435761n) % BigInt(vocab)));
 const cmf = (...args) => JSON.parse(execFileSync(cmfGpu, [...args, "--json", "-q"], {encoding: "utf8", maxBuffer: 1 << 28}));
 
-async function llama(gpu, contextSize) {
+async function llama(gpu, contextSize, threads) {
     const path = join(peers, "node_modules/node-llama-cpp/dist/index.js");
     const {getLlama, LlamaLogLevel} = await import(pathToFileURL(path).href);
     const engine = await getLlama({
@@ -34,7 +34,7 @@ async function llama(gpu, contextSize) {
     if (engine.gpu !== gpu)
         throw new Error(`llama.cpp runs on ${engine.gpu || "the CPU"}, wanted ${gpu || "the CPU"}`);
     const model = await engine.loadModel({modelPath: gguf, gpuLayers: gpu ? "max" : 0, ignoreMemorySafetyChecks: true});
-    const context = await model.createContext({contextSize, batchSize: 512, ignoreMemorySafetyChecks: true});
+    const context = await model.createContext({contextSize, batchSize: 512, threads, ignoreMemorySafetyChecks: true});
     return {engine, model, sequence: context.getSequence()};
 }
 
@@ -54,18 +54,23 @@ async function peer(gpu, vocab) {
     const {engine, sequence} = await llama(gpu, 256);
     await firstTokens(sequence, tokensOf(vocab, PROMPTS[0]), 1);
     console.log(JSON.stringify({devices: gpu ? await engine.getGpuDeviceNames() : ["CPU"]}));
-    const prefill = [];
+    const prefill = [], cpu = [];
+    const busy = (before) => Object.values(process.cpuUsage(before)).reduce((a, b) => a + b) / 1e6;
     for (const count of PROMPTS) {
         const once = async () => {
             await sequence.clearHistory();
             return count / await seconds(() => firstTokens(sequence, tokensOf(vocab, count), 1));
         };
         await once();
+        const before = process.cpuUsage();
         prefill.push(await once());
+        cpu.push(busy(before) / count);
     }
     await sequence.clearHistory();
+    const before = process.cpuUsage();
     const {times} = await firstTokens(sequence, tokensOf(vocab, 1), DECODED + 1);
-    console.log(JSON.stringify({prefill, decode: DECODED / ((times[DECODED] - times[0]) / 1000)}));
+    cpu.push(busy(before) / (DECODED + 1));
+    console.log(JSON.stringify({prefill, decode: DECODED / ((times[DECODED] - times[0]) / 1000), cpu}));
     process.exit(0);
 }
 
@@ -130,14 +135,15 @@ async function perplexity(sequence, tokens, window, stride) {
         const input = tokens.slice(start, end).map((token, i) => {
             const next = start + i + 1;
             if (next < counted || next >= end) return token;
-            const logits = {filter: {tokens: [tokens[next]], includeMax: true}};
-            return [token, {generateNext: {logits, totalLogitWeight: true}}];
+            return [token, {generateNext: {logits: true}}];
         });
         const outputs = await sequence.controlledEvaluate(input);
         for (let next = Math.max(counted, start + 1); next < end; next++) {
-            const {logits, totalLogitWeight} = outputs[next - start - 1].next;
-            const best = Math.max(...logits.values());
-            sum += Math.log(totalLogitWeight) - (logits.get(tokens[next]) - best);
+            const {logits} = outputs[next - start - 1].next;
+            let best = -Infinity, weight = 0;
+            for (const logit of logits.values()) best = Math.max(best, logit);
+            for (const logit of logits.values()) weight += Math.exp(logit - best);
+            sum += Math.log(weight) - (logits.get(tokens[next]) - best);
             count++;
         }
         counted = end;
@@ -152,7 +158,7 @@ async function quality(model, file) {
     const ours = cmf("ppl", model, "--device", device, "-f", file, "--ctx", String(window), "--stride", String(stride));
     const prompt = tokens.slice(0, 64);
     const run = cmf("run", model, "--device", device, "--greedy", "-n", "48", "--prompt-tokens", prompt.join(","));
-    const {model: peerModel, sequence} = await llama(false, window);
+    const {model: peerModel, sequence} = await llama(false, window, 1); // Threads that wait for each other spin, which a busy machine punishes.
     const theirs = peerModel.tokenize(text);
     const bos = peerModel.tokens.shouldPrependBosToken ? [peerModel.tokens.bos] : [];
     const same = JSON.stringify([...bos, ...theirs]) === JSON.stringify(tokens);
