@@ -3,12 +3,13 @@
 use super::args::{self, DeviceArgs, ModelArgs, Tokens, token_list};
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
-use cmf_gpu::container::temporary_beside;
+use cmf_gpu::container::{not_the_output, temporary_beside};
 use cmf_gpu::error::escape;
 use cmf_gpu::{Error, Kind};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
 /// Flags of `logits`.
 #[derive(clap::Args)]
@@ -43,7 +44,12 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     }
     let mut options = args.device.options();
     options.all_logits = true;
+    // Before minutes of work, not after.
+    let to = temporary_beside(&args.out)?;
     let mut engine = args::load(&path, &options, context)?;
+    for input in engine.container().shard_paths() {
+        not_the_output(input, &args.out)?;
+    }
     let cancel = context.interrupt.cancel();
     let layers = engine.model().layers.len();
     let mut logits: Vec<f32> = Vec::new();
@@ -69,7 +75,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     for (layer, values) in hidden.iter().enumerate() {
         tensors.push((format!("hidden.{layer}"), view(vec![n, width], values)?));
     }
-    write(tensors, &args.out)?;
+    write(tensors, to, &args.out)?;
     match context.out.json {
         true => context.out.json(&json!({"n": n, "vocab": vocab}))?,
         false => context.out.line(format!(
@@ -85,12 +91,11 @@ fn view(shape: Vec<usize>, values: &[f32]) -> Result<TensorView<'_>> {
         .map_err(|err| Error::new(Kind::Parse, format!("logits: {err}")))
 }
 
-/// Writes under another name in the same directory and renames.
-fn write(tensors: Vec<(String, TensorView)>, out: &Path) -> Result<()> {
-    let temporary = temporary_beside(out)?;
-    serialize_to_file(tensors, None, temporary.path())
+/// Writes under the temporary name and renames.
+fn write(tensors: Vec<(String, TensorView)>, to: NamedTempFile, out: &Path) -> Result<()> {
+    serialize_to_file(tensors, None, to.path())
         .map_err(|err| Error::new(Kind::Io, format!("{}: {err}", out.display())))?;
-    temporary.as_file().sync_all().map_err(|err| Error::io(out, &err))?;
-    temporary.persist(out).map_err(|err| Error::io(out, &err.error))?;
+    to.as_file().sync_all().map_err(|err| Error::io(out, &err))?;
+    to.persist(out).map_err(|err| Error::io(out, &err.error))?;
     Ok(())
 }

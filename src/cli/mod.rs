@@ -184,6 +184,10 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
     };
     let result = dispatch(cli.command, &mut context).and_then(|outcome| context.out.finish().map(|()| outcome));
     if result.is_err() && context.interrupt.cancel().is_cancelled() {
+        // A reader of JSON gets its one object all the same.
+        if cli.json {
+            failed(&usage("interrupted"), true);
+        }
         return code(130);
     }
     ended(result, cli.json)

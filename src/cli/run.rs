@@ -219,6 +219,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         stop: args.stop.clone(),
         template_kwargs: Map::new(),
     };
+    if engine.container().header().tokenizer_config.chat_template.is_none() && !untemplated {
+        context
+            .out
+            .note("note: the file has no chat template; ChatML is used, and --raw goes without");
+    }
     if args.no_think {
         let template = &engine.container().header().tokenizer_config.chat_template;
         if !template

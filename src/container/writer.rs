@@ -269,7 +269,23 @@ pub fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
         // What the umask leaves of it, as for any new file.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    builder.tempfile_in(parent(path)).map_err(|err| Error::io(path, &err))
+    // Without the temporary name, which says nothing.
+    let failed = |err: std::io::Error| Error::io(path, &err.kind().into());
+    builder.tempfile_in(parent(path)).map_err(failed)
+}
+
+/// Refuses to replace what is being read.
+///
+/// Errors: `Usage` when `out` is `input`, under whatever name.
+pub fn not_the_output(input: &Path, out: &Path) -> Result<()> {
+    let same = out
+        .canonicalize()
+        .ok()
+        .is_some_and(|out| input.canonicalize().is_ok_and(|input| input == out));
+    if same {
+        bail!(Usage, "{}: the output would replace an input", out.display());
+    }
+    Ok(())
 }
 
 fn parent(path: &Path) -> &Path {

@@ -14,6 +14,7 @@ mod requant;
 mod rope;
 mod tokenizer;
 
+use crate::container::not_the_output;
 use crate::container::{Arch, Sections, TensorSpec, Writer};
 use crate::dtype::Dtype;
 use crate::dtype::encode::{encode, storage_dtype};
@@ -140,18 +141,6 @@ fn kind_of(src: &Path) -> Result<SourceKind> {
         InvalidMagic,
         "{shown}: wanted a directory, a .safetensors, a GGUF or a CMF file, found bytes {start:02x?}"
     );
-}
-
-/// Errors: `Usage` when `out` is `input`.
-fn not_the_output(input: &Path, out: &Path) -> Result<()> {
-    let same = out
-        .canonicalize()
-        .ok()
-        .is_some_and(|out| input.canonicalize().is_ok_and(|input| input == out));
-    if same {
-        bail!(Usage, "{}: the output would replace an input", out.display());
-    }
-    Ok(())
 }
 
 /// One tensor on its way: the container's name and where the values are.
