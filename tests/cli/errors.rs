@@ -168,3 +168,27 @@ fn templates_and_messages_are_checked() {
         );
     }
 }
+
+/// An output that replaces what is being read, or a device, destroys it.
+#[test]
+fn logits_replace_neither_their_input_nor_what_is_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = dir.path().join("own.cmf");
+    std::fs::copy(model(), &own).unwrap();
+    let own = own.to_str().unwrap();
+    let logits = |out: &str, code, kind| {
+        fails(
+            &["logits", own, "--tokens", "1,2", "--device", "cpu", "--out", out],
+            code,
+            kind,
+        )
+    };
+    let message = logits(own, 2, "Usage");
+    assert!(message.contains("own.cmf"), "{message}");
+    assert_eq!(std::fs::read(own).unwrap(), std::fs::read(model()).unwrap());
+    let folder = dir.path().join("folder");
+    std::fs::create_dir(&folder).unwrap();
+    logits(folder.to_str().unwrap(), 1, "Io");
+    let names = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(names, 2, "no temporary file is left");
+}
