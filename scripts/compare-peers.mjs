@@ -10,6 +10,7 @@ const [cmfGpu, peers, task, gguf, ...rest] = process.argv.slice(2);
 const ROUNDS = 3;
 const PROMPTS = [37, 128];
 const DECODED = 32;
+const PIECE = 16;
 
 const seconds = async (what) => {
     const start = performance.now();
@@ -132,19 +133,22 @@ async function perplexity(sequence, tokens, window, stride) {
     for (let start = 0; ; start += stride) {
         const end = Math.min(start + window, tokens.length);
         await sequence.clearHistory();
-        const input = tokens.slice(start, end).map((token, i) => {
-            const next = start + i + 1;
-            if (next < counted || next >= end) return token;
-            return [token, {generateNext: {logits: true}}];
-        });
-        const outputs = await sequence.controlledEvaluate(input);
-        for (let next = Math.max(counted, start + 1); next < end; next++) {
-            const {logits} = outputs[next - start - 1].next;
-            let best = -Infinity, weight = 0;
-            for (const logit of logits.values()) best = Math.max(best, logit);
-            for (const logit of logits.values()) weight += Math.exp(logit - best);
-            sum += Math.log(weight) - (logits.get(tokens[next]) - best);
-            count++;
+        // A piece at a time: the logits of a large vocabulary for a whole window would not fit into JavaScript's heap.
+        for (let at = start; at < end; at += PIECE) {
+            const input = tokens.slice(at, Math.min(at + PIECE, end)).map((token, i) => {
+                const next = at + i + 1;
+                if (next < counted || next >= end) return token;
+                return [token, {generateNext: {logits: true}}];
+            });
+            for (const [i, output] of (await sequence.controlledEvaluate(input)).entries()) {
+                if (!output?.next?.logits) continue;
+                const {logits} = output.next;
+                let best = -Infinity, weight = 0;
+                for (const logit of logits.values()) best = Math.max(best, logit);
+                for (const logit of logits.values()) weight += Math.exp(logit - best);
+                sum += Math.log(weight) - (logits.get(tokens[at + i + 1]) - best);
+                count++;
+            }
         }
         counted = end;
         if (end === tokens.length) return {ppl: Math.exp(sum / count), tokens: count};
