@@ -507,6 +507,11 @@ fn segment_bytes(dtype: Dtype, cols: usize) -> u64 {
                 rows: 32,
                 cols,
                 parts: 3,
+                // The widest rows, and an entry for every fourth weight.
+                amount: match planes.has_overlay() {
+                    true => 32 * cols / 4,
+                    false => 32 * cols.div_ceil(32) * 2,
+                },
             };
             geometry.code_bytes().max(geometry.scale_bytes()) as u64
         }

@@ -10,6 +10,7 @@ mod walk;
 mod weights;
 
 pub use build::{PlanOptions, plan};
+pub use weights::sources;
 
 use crate::container::TensorId;
 use crate::dtype::planes::{Geometry, Planes};
@@ -328,7 +329,7 @@ impl Plan {
                     Bind::Weight(matrix, segment) => {
                         let geometry = self.matrices[matrix].segments[segment].geometry;
                         match step.op {
-                            Op::Embed(_) => (geometry.code_row_bytes() + geometry.scale_row_bytes()) as u64,
+                            Op::Embed(_) => geometry.row_bytes() as u64,
                             _ => geometry.data_bytes(),
                         }
                     }
