@@ -194,6 +194,7 @@ impl Grid {
             Op::Matmul(p) => Grid::Threads(p.rows.div_ceil(4), 8),
             Op::MatmulAdd(p) => Grid::Threads(p.rows.div_ceil(4), 8),
             Op::MatmulGlu(p) => Grid::Threads(p.part1.div_ceil(4), 4),
+            Op::Glu(p) => Grid::Threads(p.vectors, 1),
             Op::Rope(p) => Grid::Groups(p.heads + 2 * p.kv_heads, 1),
             Op::AttnBlock(p) => Grid::Blocks(p.kv_heads),
             Op::AttnMerge(p) => Grid::Threads(p.heads * p.head_vectors, 1),

@@ -14,7 +14,7 @@ impl Maker {
         let pair = spec.product.is_pair();
         let stacking = if pair { Stacking::Pair } else { Stacking::Rows };
         let parts = spec.parts.iter();
-        let parts = parts.map(|&(dtype, rows)| self.tensor(dtype, rows, spec.cols, spec.amplitude));
+        let parts = parts.map(|&(dtype, rows)| self.tensor(dtype, rows, spec.cols, spec.amplitude, spec.overlay));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let stacked: usize = spec.parts.iter().map(|part| part.1).sum();
         let outputs = if pair { stacked / 2 } else { stacked };
