@@ -2,9 +2,8 @@
 //!
 //! A row is `units` of 32 columns, padded with zeros. The code plane holds the codes, the scale plane the scales' own bits:
 //! per row first, then per column for each stacked tensor. Codes of 4 bits and more keep the file's order; those that the
-//! file packs tighter than a kernel can unpack are reordered, see [`pack`]. Only a ladder's two parameters are computed here
-//! (as f32 powers of two), once a row. The repack loses nothing but the order of overlay entries and entries that a later
-//! one replaces.
+//! file packs tighter than a kernel can unpack are reordered, see [`pack`]. The repack loses nothing but the order of overlay
+//! entries and entries that a later one replaces.
 //!
 //! Where rows differ in what they hold, a row's record in the scale plane begins with a word that says where the rest is:
 //! the row's packed codes and their width, or its overlay entries. The entries lie behind the records, one word each,
@@ -102,9 +101,9 @@ impl Planes {
     /// Whether its kernels decode halves.
     pub fn has_halves(self) -> bool {
         match self {
-            Planes::F16 | Planes::I8 | Planes::I8Col | Planes::Nib4 => true,
+            Planes::F16 | Planes::I8 | Planes::I8Col | Planes::Nib4 | Planes::Nib4Ladder => true,
             Planes::Bits1 | Planes::Bits1Overlay | Planes::Bits2 | Planes::BitsN => true,
-            Planes::F32 | Planes::Bf16 | Planes::Nib4Ladder => false,
+            Planes::F32 | Planes::Bf16 => false,
         }
     }
 
@@ -193,7 +192,7 @@ impl Geometry {
             Planes::F32 | Planes::F16 | Planes::Bf16 => 0,
             Planes::I8 | Planes::I8Col => 2,
             Planes::Nib4 | Planes::Bits1 => halves,
-            Planes::Nib4Ladder => 8 + (self.units() * 5).div_ceil(32) * 4,
+            Planes::Nib4Ladder => 4 + (self.units() * 5).div_ceil(32) * 4,
             Planes::Bits1Overlay | Planes::Bits2 | Planes::BitsN => 4 + halves,
         }
     }

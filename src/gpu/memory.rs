@@ -173,9 +173,12 @@ fn upload_segment(
         let pieces = pieces(&segment.runs, first..first + rows, sources, &mut lead);
         let bytes = pieces.iter().map(|piece| piece.code_bytes).sum();
         ring.put(&to.buffer, codes_at, bytes, |out| {
-            fill(&pieces, out, |piece| piece.code_bytes, |piece, out| {
-                sources[piece.part].codes(piece.rows.clone(), out)
-            })
+            fill(
+                &pieces,
+                out,
+                |piece| piece.code_bytes,
+                |piece, out| sources[piece.part].codes(piece.rows.clone(), out),
+            )
         })?;
         codes_at += bytes as u64;
         if scale_row != 0 {
@@ -183,9 +186,12 @@ fn upload_segment(
             ring.put(&to.buffer, at, (rows * scale_row).next_multiple_of(4), |out| {
                 let (data, padding) = out.split_at_mut(rows * scale_row);
                 padding.fill(0);
-                fill(&pieces, data, |piece| piece.rows.len() * scale_row, |piece, out| {
-                    sources[piece.part].row_scales(piece.rows.clone(), piece.lead, out)
-                })
+                fill(
+                    &pieces,
+                    data,
+                    |piece| piece.rows.len() * scale_row,
+                    |piece, out| sources[piece.part].row_scales(piece.rows.clone(), piece.lead, out),
+                )
             })?;
         }
         release();
@@ -203,7 +209,13 @@ fn upload_segment(
 }
 
 /// Sends the word that says where overlay entries end, and the entries.
-fn upload_overlay(ring: &mut Ring, segment: &Segment, to: &SegmentBuffer, sources: &[Source], end: usize) -> Result<()> {
+fn upload_overlay(
+    ring: &mut Ring,
+    segment: &Segment,
+    to: &SegmentBuffer,
+    sources: &[Source],
+    end: usize,
+) -> Result<()> {
     let mut at = to.scales_at + segment.geometry.overlay_offset() as u64 - 4;
     let mut bytes = (end as u32).to_le_bytes().to_vec();
     let mut send = |bytes: &mut Vec<u8>| {

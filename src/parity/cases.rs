@@ -209,8 +209,9 @@ struct Table {
 
 impl Table {
     fn add(&mut self, name: String, tolerance: Tolerance, spec: Spec) {
-        // Each case has numbers of its own.
-        let seed = self.cases.len() as u64 + 1;
+        // Each case has numbers of its own, which stay when others come or go (FNV-1a of the name, 32 bits).
+        let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        let seed = u64::from(name.bytes().fold(0x811c_9dc5, hash));
         self.cases.push(Case {
             name,
             tolerance,
@@ -274,7 +275,11 @@ impl Table {
             self.add(format!("norm {cols}"), Tolerance::Summed, spec(Over::Norm));
             self.add(format!("add_norm {cols}"), Tolerance::Summed, spec(Over::AddNorm));
             for (what, gelu) in [("", false), (" gelu", true)] {
-                self.add(format!("glu {cols}{what}"), Tolerance::Exponential, spec(Over::Glu(gelu)));
+                self.add(
+                    format!("glu {cols}{what}"),
+                    Tolerance::Exponential,
+                    spec(Over::Glu(gelu)),
+                );
             }
             let caps = [("", 0.0), (" soft", 0.2), (" hard", 1e-3)];
             for (what, cap) in caps {

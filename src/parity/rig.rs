@@ -157,14 +157,7 @@ impl Maker {
         Bind::Vector(self.vectors.len() - 1)
     }
 
-    fn tensor(
-        &mut self,
-        dtype: Dtype,
-        rows: usize,
-        cols: usize,
-        amplitude: f32,
-        overlay: Overlay,
-    ) -> Result<usize> {
+    fn tensor(&mut self, dtype: Dtype, rows: usize, cols: usize, amplitude: f32, overlay: Overlay) -> Result<usize> {
         let payload = self.random.payload(dtype, rows, cols, amplitude, overlay)?;
         let name = format!("w{}", self.tensors.len());
         self.tensors

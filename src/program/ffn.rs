@@ -118,7 +118,13 @@ impl Walk<'_> {
         let gelu = u32::from(self.model.activation == Activation::GeluTanh);
         for (mode, scratch) in [(Mode::Decode, decode), (Mode::Prefill, prefill)] {
             let bindings = [self.fixed.ctl, scratch.up, scratch.act].map(Bind::Buffer).to_vec();
-            self.push(mode, &name("glu"), Op::Glu(kernel::Glu { vectors, gelu }), None, bindings);
+            self.push(
+                mode,
+                &name("glu"),
+                Op::Glu(kernel::Glu { vectors, gelu }),
+                None,
+                bindings,
+            );
         }
         Ok(())
     }

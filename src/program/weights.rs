@@ -41,7 +41,11 @@ impl Matrix {
         };
         let segment = |here: Range<usize>| {
             let runs = runs(&shapes, stacking, outputs, here.clone());
-            let amount = |run: &Run| sources.get(run.part).map_or(0, |source| source.amount(run.rows.clone()));
+            let amount = |run: &Run| {
+                sources
+                    .get(run.part)
+                    .map_or(0, |source| source.amount(run.rows.clone()))
+            };
             let geometry = Geometry {
                 planes,
                 rows: runs.iter().map(|run| run.rows.len()).sum(),
@@ -76,11 +80,7 @@ impl Matrix {
             let (mut low, mut high) = (0, (outputs - first).div_ceil(32));
             while low < high {
                 let middle = (low + high).div_ceil(2);
-                if fits(middle) {
-                    low = middle
-                } else {
-                    high = middle - 1
-                }
+                if fits(middle) { low = middle } else { high = middle - 1 }
             }
             if low == 0 {
                 bail!(

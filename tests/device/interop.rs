@@ -58,7 +58,12 @@ fn check(dir: &Path, entry: &Value) -> usize {
             false => Box::new(GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut |_, _| Ok(())).unwrap()),
         };
         let mut session = Session::new(plan, executor);
-        for run in entry["runs"].as_array().unwrap().iter().filter(|run| run["kind"] == "backbone") {
+        for run in entry["runs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|run| run["kind"] == "backbone")
+        {
             let (prompt, wanted) = (tokens(&run["prompt"]), tokens(&run["tokens"]));
             let found = greedy(&mut session, &prompt, wanted.len());
             compared += 1;

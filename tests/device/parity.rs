@@ -133,7 +133,7 @@ fn both_decoders_of_halves_give_the_same_bits() {
     let outcome = parity::kernels(&exact, Some("subnormal"), &mut silent).unwrap();
     all_pass(&outcome);
     let halves = [
-        "f16", "q8_row", "q8_2f", "q4_block", "q4_tiled", "q1", "q1s", "q1t", "vbit", "vbit_ro",
+        "f16", "q8_row", "q8_2f", "q4_block", "q4_tiled", "q4tp", "q1", "q1s", "q1t", "vbit", "vbit_ro",
     ];
     same_bits(&crate::device(), &exact, |case| {
         case.kind()

@@ -43,7 +43,10 @@ impl<'a> Overlay<'a> {
 
     /// Of q1t, whose pointers begin at byte `at`. Errors: as for [`Overlay::flat`], and for pointers that do not ascend.
     pub fn by_row(payload: &'a [u8], at: usize, rows: usize, cols: usize) -> Result<Overlay<'a>> {
-        let table = rows.checked_add(1).and_then(|n| n.checked_mul(4)).ok_or_else(too_large)?;
+        let table = rows
+            .checked_add(1)
+            .and_then(|n| n.checked_mul(4))
+            .ok_or_else(too_large)?;
         let row_ptr = slice(payload, at, table)?;
         for row in 0..rows {
             let (from, to) = (u32_at(row_ptr, row), u32_at(row_ptr, row + 1));
@@ -63,7 +66,9 @@ impl<'a> Overlay<'a> {
             Overlay::Flat { entries, cols } => {
                 let first = row * cols;
                 let from = entries.partition_point(|&(index, _)| (index as usize) < first);
-                let here = entries[from..].iter().map(|&(index, value)| (index as usize - first, value));
+                let here = entries[from..]
+                    .iter()
+                    .map(|&(index, value)| (index as usize - first, value));
                 out.extend(
                     here.take_while(|(col, _)| col < cols)
                         .map(|(col, value)| col as u32 | u32::from(value) << 16),
@@ -74,7 +79,11 @@ impl<'a> Overlay<'a> {
                 let here = entries[from * ROW_ENTRY..to * ROW_ENTRY].chunks_exact(ROW_ENTRY);
                 out.extend(here.map(|entry| u32_at(entry, 0)));
                 if let Some(entry) = out.iter().find(|&&entry| col_of(entry) as usize >= *cols) {
-                    bail!(Parse, "overlay: row {row} has an entry for column {} of {cols}", col_of(*entry));
+                    bail!(
+                        Parse,
+                        "overlay: row {row} has an entry for column {} of {cols}",
+                        col_of(*entry)
+                    );
                 }
                 last_of_each(out, |&entry| col_of(entry));
             }

@@ -5,9 +5,10 @@
 //!
 //! - 1 bit: one word, quad q at bit q of each byte.
 //! - 2 bits: two words, word p holds quads 4p to 4p + 3, quad 4p + k at bit 2k.
-//! - nibbles: four words, word i holds quad 2i in the low nibbles and quad 2i + 1 in the high ones.
-//!
-//! Codes of 3 bits are 2 bits and 1 bit above them; those of 5 and 6 a nibble and 1 or 2 bits above; those of 8 two nibbles.
+//! - other widths in parts: a nibble of 4, 5, 6 and 8 bits, the upper nibble of 8, 2 bits of 3 and 6, 1 bit of 3 and 5,
+//!   each part lower in the code than the next. A word of nibbles i holds quad 2i in the low nibbles of its bytes and quad
+//!   2i + 1 in the high ones. Where the other parts have fewer bits, those of more quads share a word, in such a way that one
+//!   shift and one mask give the nibbles of two quads.
 
 use crate::error::{Result, bail};
 
@@ -87,6 +88,16 @@ pub fn bits2_inverse(words: [u32; 2]) -> [u8; 7] {
     std::array::from_fn(|byte| cols(byte).rev().fold(0, |value, col| value * 3 + digit(col)))
 }
 
+/// Where the 2 bits of quad q of a unit lie in each byte of their word: in a nibble as the quad's own.
+fn pair_at(q: usize) -> usize {
+    4 * (q % 2) + 2 * (q % 4 / 2)
+}
+
+/// Where the 1 bit of quad q lies.
+fn bit_at(q: usize) -> usize {
+    4 * (q % 2) + q / 2
+}
+
 /// What a row of codes of some width is made of: 16 bytes, 2 words and 1 word a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
@@ -138,10 +149,10 @@ impl Parts {
                 words[(part * units + unit) * 4 + q / 2] |= nibbles << (4 * (q % 2));
             }
             if let Some(at) = self.pair {
-                words[pairs + unit * 2 + q / 4] |= (quad >> at & (QUAD_BITS * 3)) << (2 * (q % 4));
+                words[pairs + unit * 2 + q / 4] |= (quad >> at & (QUAD_BITS * 3)) << pair_at(q);
             }
             if let Some(at) = self.bit {
-                words[bits + unit] |= (quad >> at & QUAD_BITS) << q;
+                words[bits + unit] |= (quad >> at & QUAD_BITS) << bit_at(q);
             }
         }
     }
@@ -158,10 +169,10 @@ impl Parts {
                 all |= (word >> (4 * (q % 2)) & (QUAD_BITS * 15)) << (4 * part);
             }
             if let Some(at) = self.pair {
-                all |= (words[pairs + unit * 2 + q / 4] >> (2 * (q % 4)) & (QUAD_BITS * 3)) << at;
+                all |= (words[pairs + unit * 2 + q / 4] >> pair_at(q) & (QUAD_BITS * 3)) << at;
             }
             if let Some(at) = self.bit {
-                all |= (words[bits + unit] >> q & QUAD_BITS) << at;
+                all |= (words[bits + unit] >> bit_at(q) & QUAD_BITS) << at;
             }
             quad.copy_from_slice(&all.to_le_bytes());
         }

@@ -282,11 +282,12 @@ impl<'a> Source<'a> {
                 let code_bytes = (groups * 5).div_ceil(8);
                 for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
                     let ladder = slice(self.payload, ladders + row * 4, 4)?;
-                    let lo = f16::from_le_bytes([ladder[0], ladder[1]]).to_f64();
-                    let step = f16::from_le_bytes([ladder[2], ladder[3]]).to_f64();
-                    out[..4].copy_from_slice(&(lo.exp2() as f32).to_le_bytes());
-                    out[4..8].copy_from_slice(&(step.exp2() as f32).to_le_bytes());
-                    let (data, padding) = out[8..].split_at_mut(code_bytes);
+                    let finite = |half: &[u8]| f16::from_le_bytes([half[0], half[1]]).is_finite();
+                    if !ladder.chunks_exact(2).all(finite) {
+                        bail!(NonFinite, "row {row}: its ladder is not made of finite numbers");
+                    }
+                    out[..4].copy_from_slice(ladder);
+                    let (data, padding) = out[4..].split_at_mut(code_bytes);
                     data.copy_from_slice(slice(
                         self.payload,
                         ladders + self.rows * 4 + row * code_bytes,

@@ -10,7 +10,9 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     (0..len)
         .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 56) as u8
         })
         .collect()
@@ -19,7 +21,16 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 /// Any finite f16s, subnormal ones among them.
 fn halves(seed: u64, count: usize) -> Vec<u8> {
     let any = bytes(seed, count * 2);
-    let finite = |pair: &[u8]| [pair[0], if pair[1] & 0x7c == 0x7c { pair[1] & 0x83 } else { pair[1] }];
+    let finite = |pair: &[u8]| {
+        [
+            pair[0],
+            if pair[1] & 0x7c == 0x7c {
+                pair[1] & 0x83
+            } else {
+                pair[1]
+            },
+        ]
+    };
     any.chunks_exact(2).flat_map(finite).collect()
 }
 
@@ -111,7 +122,9 @@ fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
         codes_at += len;
         let at = range.start * geometry.scale_row_bytes();
         let len = range.len() * geometry.scale_row_bytes();
-        source.row_scales(range.clone(), lead, &mut scales[at..][..len]).unwrap();
+        source
+            .row_scales(range.clone(), lead, &mut scales[at..][..len])
+            .unwrap();
         lead += source.amount(range);
     }
     let at = geometry.col_scale_offset(0).min(scales.len());
@@ -156,17 +169,10 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
         Dtype::Q4Tiled => (0..rows * groups)
             .flat_map(|i| [half(i / groups, i % groups, 0), &codes[i * 16..][..16]].concat())
             .collect(),
-        Dtype::Q4tp => {
-            let log = |at: usize| {
-                let bytes: [u8; 4] = scales[at..at + 4].try_into().unwrap();
-                f16::from_f64((f32::from_le_bytes(bytes) as f64).log2()).to_le_bytes()
-            };
-            let ladders = (0..rows).flat_map(|row| [log(row * scale_stride), log(row * scale_stride + 4)].concat());
-            code_rows(cols / 2)
-                .chain(ladders)
-                .chain(scale_rows(8, (groups * 5).div_ceil(8)))
-                .collect()
-        }
+        Dtype::Q4tp => code_rows(cols / 2)
+            .chain(scale_rows(0, 4))
+            .chain(scale_rows(4, (groups * 5).div_ceil(8)))
+            .collect(),
         Dtype::Q1 | Dtype::Q1s => {
             let lead = if dtype == Dtype::Q1 { 0 } else { 4 };
             let tile = |i: usize| {
@@ -209,9 +215,14 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
                 let mut values = vec![0; cols];
                 parts.read(&words, &mut values);
                 // Most significant bit first.
-                let bits = values.iter().flat_map(|&v| (0..width).rev().map(move |bit| v >> bit & 1));
+                let bits = values
+                    .iter()
+                    .flat_map(|&v| (0..width).rev().map(move |bit| v >> bit & 1));
                 let bits: Vec<u8> = bits.collect();
-                packed.extend(bits.chunks_exact(8).map(|byte| byte.iter().fold(0, |all, bit| all << 1 | bit)));
+                packed.extend(
+                    bits.chunks_exact(8)
+                        .map(|byte| byte.iter().fold(0, |all, bit| all << 1 | bit)),
+                );
                 offsets.push(packed.len() as u32);
             }
             if dtype == Dtype::VbitRo {
@@ -280,10 +291,18 @@ fn of_entries_for_one_weight_the_last_counts() {
         let row = |row: usize| {
             let mut out = Vec::new();
             source.overlay(row, &mut out).unwrap();
-            let entry = |e: &[u8]| (e[0] as u16 | (e[1] as u16) << 8, f16::from_le_bytes([e[2], e[3]]).to_f32());
+            let entry = |e: &[u8]| {
+                (
+                    e[0] as u16 | (e[1] as u16) << 8,
+                    f16::from_le_bytes([e[2], e[3]]).to_f32(),
+                )
+            };
             out.chunks_exact(4).map(entry).collect::<Vec<_>>()
         };
-        assert_eq!([row(0), row(1), row(2)], [vec![(2, 5.0), (3, 6.0)], vec![(6, 3.0)], vec![(63, 4.0)]]);
+        assert_eq!(
+            [row(0), row(1), row(2)],
+            [vec![(2, 5.0), (3, 6.0)], vec![(6, 3.0)], vec![(63, 4.0)]]
+        );
         assert_eq!([0..1, 1..2, 0..3].map(|rows| source.amount(rows)), [2, 1, 4]);
         // The reference agrees about which one counts.
         let mut values = vec![0.0; cols];
@@ -302,14 +321,20 @@ fn a_bad_payload_is_an_error() {
         let good = payload(dtype, 7, 96);
         for len in 0..good.len() {
             // Every shorter payload misses a scale, a code or an entry.
-            assert!(Source::open(dtype, &good[..len], 7, 96).is_err(), "{} {len}", dtype.name());
+            assert!(
+                Source::open(dtype, &good[..len], 7, 96).is_err(),
+                "{} {len}",
+                dtype.name()
+            );
         }
         // No byte makes the repack read past the payload or write past the planes.
         for at in 0..good.len() {
             for value in [0, 2, 7, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = value;
-                let Ok(opened) = Source::open(dtype, &bad, 7, 96) else { continue };
+                let Ok(opened) = Source::open(dtype, &bad, 7, 96) else {
+                    continue;
+                };
                 let mut codes = vec![0; opened.code_bytes(0..7)];
                 if opened.codes(0..7, &mut codes).is_ok() {
                     let geometry = geometry(&opened, 7);
@@ -323,6 +348,17 @@ fn a_bad_payload_is_an_error() {
     bad[3] = 243;
     let opened = Source::open(Dtype::Q1t, &bad, 1, 32).unwrap();
     let err = opened.codes(0..1, &mut out[..8]).unwrap_err();
-    assert!(err.message.contains("row 0, group 0") && err.message.contains("243"), "{err}");
+    assert!(
+        err.message.contains("row 0, group 0") && err.message.contains("243"),
+        "{err}"
+    );
+    let mut bad = payload(Dtype::Q4tp, 1, 32);
+    bad[16..18].copy_from_slice(&f16::NAN.to_le_bytes());
+    let opened = Source::open(Dtype::Q4tp, &bad, 1, 32).unwrap();
+    let err = opened.row_scales(0..1, 0, &mut out[..8]).unwrap_err();
+    assert!(
+        err.kind == crate::error::Kind::NonFinite && err.message.contains("row 0"),
+        "{err}"
+    );
     assert!(Source::open(Dtype::Q1s, &payload(Dtype::Q1s, 1, 65_568), 1, 65_568).is_err());
 }
