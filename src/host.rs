@@ -169,6 +169,7 @@ impl Bound<'_> {
             Op::Matmul(p) => self.matmul(p),
             Op::MatmulAdd(p) => self.matmul_add(p),
             Op::MatmulGlu(p) => self.matmul_glu(p),
+            Op::Glu(p) => self.glu(p),
             Op::Rope(p) => self.rope(p),
             Op::AttnBlock(p) => self.attn_block(p),
             Op::AttnMerge(p) => self.attn_merge(p),

@@ -52,6 +52,7 @@ pub enum Kernel {
     Matmul,
     MatmulAdd,
     MatmulGlu,
+    Glu,
     Rope,
     AttnBlock,
     AttnMerge,
@@ -62,7 +63,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 16] = [
+    pub const ALL: [Kernel; 17] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -73,6 +74,7 @@ impl Kernel {
         Kernel::Matmul,
         Kernel::MatmulAdd,
         Kernel::MatmulGlu,
+        Kernel::Glu,
         Kernel::Rope,
         Kernel::AttnBlock,
         Kernel::AttnMerge,
@@ -225,6 +227,14 @@ impl Kernel {
                 ],
                 threads: Some(32),
                 weights: true,
+                kv: false,
+            },
+            Kernel::Glu => &Row {
+                stem: "glu",
+                libs: &["ctl", "glu"],
+                bindings: &[("ctl", Read), ("up", Read), ("y", Write)],
+                threads: Some(64),
+                weights: false,
                 kv: false,
             },
             Kernel::Rope => &Row {
@@ -487,6 +497,13 @@ params! {
         has_bias: u32,
         /// Where the up biases begin.
         bias_up: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
+    /// Parameters of `glu`.
+    Glu {
+        /// Vectors of 4 in a column.
+        vectors: u32,
         /// 1 = gelu_tanh, 0 = silu.
         gelu: u32,
     }

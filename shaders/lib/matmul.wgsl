@@ -46,6 +46,39 @@ fn block(rows: Rows4, part: u32, unit: u32, j: u32, s: vec4<f32>) -> Block {
     );
 }
 
+// The sums of four rows and four columns.
+struct Four { c0: vec4<f32>, c1: vec4<f32>, c2: vec4<f32>, c3: vec4<f32> }
+
+// Adds the overlay of the row whose place in the sums is `one`; the columns begin at vector `base`.
+fn overlay_row(sums: Four, row: Row, one: vec4<f32>, base: u32) -> Four {
+    let stride = params.units * 8u;
+    let range = overlay_range(row);
+    var v = sums;
+    for (var entry = range.x; entry < range.y; entry += 1u) {
+        let col = overlay_col(entry);
+        let i = base + (col >> 2u);
+        let k = col & 3u;
+        let change = one * overlay_change(row, entry);
+        v.c0 = fma(change, vec4<f32>(x[i][k]), v.c0);
+        v.c1 = fma(change, vec4<f32>(x[i + stride][k]), v.c1);
+        v.c2 = fma(change, vec4<f32>(x[i + 2u * stride][k]), v.c2);
+        v.c3 = fma(change, vec4<f32>(x[i + 3u * stride][k]), v.c3);
+    }
+    return v;
+}
+
+// The sums with the overlays of all four rows, where there are any.
+fn overlaid(sums: Four, rows: Rows4, base: u32) -> Four {
+    var v = sums;
+    if (HAS_OVERLAY) {
+        v = overlay_row(v, rows.r0, vec4<f32>(1.0, 0.0, 0.0, 0.0), base);
+        v = overlay_row(v, rows.r1, vec4<f32>(0.0, 1.0, 0.0, 0.0), base);
+        v = overlay_row(v, rows.r2, vec4<f32>(0.0, 0.0, 1.0, 0.0), base);
+        v = overlay_row(v, rows.r3, vec4<f32>(0.0, 0.0, 0.0, 1.0), base);
+    }
+    return v;
+}
+
 // Eight more terms of four sums of one column, whose activations begin at vector i.
 fn column(acc: vec4<f32>, w: Block, i: u32) -> vec4<f32> {
     let p = x[i];

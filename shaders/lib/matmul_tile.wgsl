@@ -1,8 +1,5 @@
 // The sums of 4 rows and 8 columns, without row scales.
-struct Tile {
-    c0: vec4<f32>, c1: vec4<f32>, c2: vec4<f32>, c3: vec4<f32>,
-    c4: vec4<f32>, c5: vec4<f32>, c6: vec4<f32>, c7: vec4<f32>,
-}
+struct Tile { left: Four, right: Four }
 
 fn tile(rows: vec4<u32>, column0: u32) -> Tile {
     let opened = rows_open(rows);
@@ -32,5 +29,8 @@ fn tile(rows: vec4<u32>, column0: u32) -> Tile {
             c7 = column(c7, w, i + 7u * stride);
         }
     }
-    return Tile(c0, c1, c2, c3, c4, c5, c6, c7);
+    return Tile(
+        overlaid(Four(c0, c1, c2, c3), opened, base),
+        overlaid(Four(c4, c5, c6, c7), opened, base + 4u * stride),
+    );
 }

@@ -30,6 +30,22 @@ fn lane_dots(r0: Row, r1: Row, r2: Row, r3: Row, part: u32, other_part: u32, log
         );
         acc = fma(unit_scales, dots, acc);
     }
+    if (HAS_OVERLAY) {
+        acc += vec4<f32>(
+            lane_overlay(r0, logical), lane_overlay(r1, logical), lane_overlay(r2, logical), lane_overlay(r3, logical),
+        );
+    }
+    return acc;
+}
+
+// What one logical lane adds for a row's overlay: every 32nd entry.
+fn lane_overlay(row: Row, logical: u32) -> f32 {
+    let range = overlay_range(row);
+    var acc = 0.0;
+    for (var entry = range.x + logical; entry < range.y; entry += LOGICAL_LANES) {
+        let col = overlay_col(entry);
+        acc = fma(overlay_change(row, entry), x[col >> 2u][col & 3u], acc);
+    }
     return acc;
 }
 

@@ -13,6 +13,28 @@ struct Params {
 @group(0) @binding(4) var<storage, read> tokens: array<u32>;
 @group(0) @binding(5) var<storage, read_write> h: array<vec4<f32>>;
 
+// Eight weights from column `first`, those that the overlay names replaced by its values.
+fn overlaid(row: Row, first: u32, weights: W8) -> W8 {
+    var w = weights;
+    if (HAS_OVERLAY) {
+        let range = overlay_range(row);
+        var low = range.x;
+        var high = range.y;
+        while (low < high) {
+            let middle = (low + high) >> 1u;
+            if (overlay_col(middle) < first) { low = middle + 1u; } else { high = middle; }
+        }
+        for (; low < range.y; low += 1u) {
+            let at = overlay_col(low) - first;
+            if (at >= 8u) { break; }
+            let value = vec4<f32>(overlay_value(low));
+            w.a = select(w.a, value, vec4<u32>(at) == vec4<u32>(0u, 1u, 2u, 3u));
+            w.b = select(w.b, value, vec4<u32>(at) == vec4<u32>(4u, 5u, 6u, 7u));
+        }
+    }
+    return w;
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let eight = group.x * THREADS + thread;
@@ -26,6 +48,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let s = unit_scale(opened, unit) * row_scale(row);
     let w = prep_w(0u, unit, eight & 3u, codes8(opened, unit, eight & 3u));
     let i = c * params.units * 8u + eight * 2u;
-    h[i] = w.a * s * params.multiplier;
-    h[i + 1u] = w.b * s * params.multiplier;
+    let v = overlaid(opened, eight * 8u, W8(w.a * s, w.b * s));
+    h[i] = v.a * params.multiplier;
+    h[i + 1u] = v.b * params.multiplier;
 }

@@ -33,12 +33,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let t = tile(rows, column0);
     let scale = row_scales(rows);
     let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
-    add(column0, first, fma(t.c0, scale, offset));
-    add(column0 + 1u, first, fma(t.c1, scale, offset));
-    add(column0 + 2u, first, fma(t.c2, scale, offset));
-    add(column0 + 3u, first, fma(t.c3, scale, offset));
-    add(column0 + 4u, first, fma(t.c4, scale, offset));
-    add(column0 + 5u, first, fma(t.c5, scale, offset));
-    add(column0 + 6u, first, fma(t.c6, scale, offset));
-    add(column0 + 7u, first, fma(t.c7, scale, offset));
+    add(column0, first, fma(t.left.c0, scale, offset));
+    add(column0 + 1u, first, fma(t.left.c1, scale, offset));
+    add(column0 + 2u, first, fma(t.left.c2, scale, offset));
+    add(column0 + 3u, first, fma(t.left.c3, scale, offset));
+    add(column0 + 4u, first, fma(t.right.c0, scale, offset));
+    add(column0 + 5u, first, fma(t.right.c1, scale, offset));
+    add(column0 + 6u, first, fma(t.right.c2, scale, offset));
+    add(column0 + 7u, first, fma(t.right.c3, scale, offset));
 }

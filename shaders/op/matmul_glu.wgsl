@@ -64,12 +64,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             u3 = column(u3, u, i + 3u * stride);
         }
     }
+    let g = overlaid(Four(g0, g1, g2, g3), gate, base);
+    let u = overlaid(Four(u0, u1, u2, u3), up, base);
     let gs = row_scales(gate_rows);
     let us = row_scales(up_rows);
     let gate_bias = bias[((params.row0 + first) >> 2u) * params.has_bias];
     let up_bias = bias[((params.bias_up + params.row0 + first) >> 2u) * params.has_bias];
-    store(column0, first, fma(g0, gs, gate_bias), fma(u0, us, up_bias));
-    store(column0 + 1u, first, fma(g1, gs, gate_bias), fma(u1, us, up_bias));
-    store(column0 + 2u, first, fma(g2, gs, gate_bias), fma(u2, us, up_bias));
-    store(column0 + 3u, first, fma(g3, gs, gate_bias), fma(u3, us, up_bias));
+    store(column0, first, fma(g.c0, gs, gate_bias), fma(u.c0, us, up_bias));
+    store(column0 + 1u, first, fma(g.c1, gs, gate_bias), fma(u.c1, us, up_bias));
+    store(column0 + 2u, first, fma(g.c2, gs, gate_bias), fma(u.c2, us, up_bias));
+    store(column0 + 3u, first, fma(g.c3, gs, gate_bias), fma(u.c3, us, up_bias));
 }

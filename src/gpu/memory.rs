@@ -3,9 +3,9 @@
 use super::device::Device;
 use super::probe::wait_for_map;
 use crate::container::Tensors;
-use crate::dtype::planes::Source;
+use crate::dtype::planes::{Planes, Source};
 use crate::error::{Result, bail};
-use crate::program::{Fill, Matrix, Run, Segment, Vector};
+use crate::program::{Fill, Matrix, Run, Segment, Vector, sources};
 use rayon::prelude::*;
 
 /// Bytes of one staging buffer. Two of them and one block of host memory are all that an upload takes.
@@ -139,21 +139,11 @@ pub fn allocate(device: &Device, matrix: &Matrix) -> Vec<SegmentBuffer> {
 
 /// Repacks and sends a matrix; each byte of its tensors is read once.
 pub fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer], tensors: &dyn Tensors) -> Result<()> {
-    let mut sources = Vec::new();
-    for &id in &matrix.parts {
-        let info = &tensors.infos()[id];
-        let (rows, cols) = info.rows_cols();
-        sources.push(Source {
-            dtype: info.dtype,
-            payload: tensors.bytes(id)?,
-            rows,
-            cols,
-        });
-    }
+    let sources = sources(&matrix.parts, tensors)?;
     // Pages that were read are given back as the upload goes on, so that a large tensor never is in memory as a whole.
     let release = || matrix.parts.iter().for_each(|&id| tensors.release(id));
     for (segment, to) in matrix.segments.iter().zip(buffers) {
-        upload_segment(ring, matrix, segment, to, &sources, &release)?;
+        upload_segment(ring, segment, to, &sources, &release)?;
     }
     ring.flush()?;
     release();
@@ -162,59 +152,119 @@ pub fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer]
 
 fn upload_segment(
     ring: &mut Ring,
-    matrix: &Matrix,
     segment: &Segment,
     to: &SegmentBuffer,
     sources: &[Source],
     release: &dyn Fn(),
 ) -> Result<()> {
     let geometry = segment.geometry;
-    let (code_row, scale_row) = (geometry.code_row_bytes(), geometry.scale_row_bytes());
+    let scale_row = geometry.scale_row_bytes();
+    // The widest row, where they vary.
+    let code_row = match geometry.planes {
+        Planes::BitsN => geometry.units() * 32,
+        _ => geometry.code_row_bytes(),
+    };
     // Whole words of 2-byte scales need an even number of rows.
     let block = (RING_BYTES / 2 / (code_row + scale_row) / 32 * 32).max(2);
+    let mut codes_at = 0;
+    let mut lead = geometry.first_lead();
     for first in (0..geometry.rows).step_by(block) {
-        let pieces = pieces(&segment.runs, first..(first + block).min(geometry.rows));
         let rows = (first + block).min(geometry.rows) - first;
-        ring.put(&to.buffer, (first * code_row) as u64, rows * code_row, |out| {
-            fill(&pieces, out, code_row, |run, out| {
-                sources[run.part].codes(matrix.planes, run.rows.clone(), out)
-            })
+        let pieces = pieces(&segment.runs, first..first + rows, sources, &mut lead);
+        let bytes = pieces.iter().map(|piece| piece.code_bytes).sum();
+        ring.put(&to.buffer, codes_at, bytes, |out| {
+            fill(
+                &pieces,
+                out,
+                |piece| piece.code_bytes,
+                |piece, out| sources[piece.part].codes(piece.rows.clone(), out),
+            )
         })?;
+        codes_at += bytes as u64;
         if scale_row != 0 {
             let at = to.scales_at + (first * scale_row) as u64;
             ring.put(&to.buffer, at, (rows * scale_row).next_multiple_of(4), |out| {
                 let (data, padding) = out.split_at_mut(rows * scale_row);
                 padding.fill(0);
-                fill(&pieces, data, scale_row, |run, out| {
-                    sources[run.part].row_scales(matrix.planes, run.rows.clone(), out)
-                })
+                fill(
+                    &pieces,
+                    data,
+                    |piece| piece.rows.len() * scale_row,
+                    |piece, out| sources[piece.part].row_scales(piece.rows.clone(), piece.lead, out),
+                )
             })?;
         }
         release();
     }
-    if matrix.planes == crate::dtype::planes::Planes::I8Col {
+    if geometry.planes == Planes::I8Col {
         for (part, source) in sources.iter().enumerate() {
             let at = to.scales_at + geometry.col_scale_offset(part) as u64;
-            ring.put(&to.buffer, at, geometry.units() * 64, |out| {
-                source.col_scales(matrix.planes, out)
-            })?;
+            ring.put(&to.buffer, at, geometry.units() * 64, |out| source.col_scales(out))?;
         }
+    }
+    if geometry.planes.has_overlay() {
+        upload_overlay(ring, segment, to, sources, lead)?;
     }
     Ok(())
 }
 
-/// The runs that make up the stored rows `range`, in tasks of a few rows.
-fn pieces(runs: &[Run], range: std::ops::Range<usize>) -> Vec<Run> {
+/// Sends the word that says where overlay entries end, and the entries.
+fn upload_overlay(
+    ring: &mut Ring,
+    segment: &Segment,
+    to: &SegmentBuffer,
+    sources: &[Source],
+    end: usize,
+) -> Result<()> {
+    let mut at = to.scales_at + segment.geometry.overlay_offset() as u64 - 4;
+    let mut bytes = (end as u32).to_le_bytes().to_vec();
+    let mut send = |bytes: &mut Vec<u8>| {
+        let sent = ring.put(&to.buffer, at, bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            Ok(())
+        });
+        at += bytes.len() as u64;
+        bytes.clear();
+        sent
+    };
+    for run in &segment.runs {
+        for row in run.rows.clone() {
+            // A row has at most one entry a column.
+            sources[run.part].overlay(row, &mut bytes)?;
+            if bytes.len() >= RING_BYTES / 4 {
+                send(&mut bytes)?;
+            }
+        }
+    }
+    send(&mut bytes)
+}
+
+/// A few rows that one task repacks.
+struct Piece {
+    part: usize,
+    rows: std::ops::Range<usize>,
+    code_bytes: usize,
+    /// What its first row's record begins with, where rows vary.
+    lead: usize,
+}
+
+/// The stored rows `range` of some runs. `lead` counts on from piece to piece.
+fn pieces(runs: &[Run], range: std::ops::Range<usize>, sources: &[Source], lead: &mut usize) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = 0;
     for run in runs {
         let (from, to) = (range.start.max(at), range.end.min(at + run.rows.len()));
         for first in (from..to).step_by(TASK_ROWS) {
             let start = run.rows.start + first - at;
-            pieces.push(Run {
+            let rows = start..start + TASK_ROWS.min(to - first);
+            let source = &sources[run.part];
+            pieces.push(Piece {
                 part: run.part,
-                rows: start..start + TASK_ROWS.min(to - first),
+                code_bytes: source.code_bytes(rows.clone()),
+                lead: *lead,
+                rows: rows.clone(),
             });
+            *lead += source.amount(rows);
         }
         at += run.rows.len();
     }
@@ -222,15 +272,15 @@ fn pieces(runs: &[Run], range: std::ops::Range<usize>) -> Vec<Run> {
 }
 
 fn fill(
-    pieces: &[Run],
+    pieces: &[Piece],
     out: &mut [u8],
-    row_bytes: usize,
-    f: impl Fn(&Run, &mut [u8]) -> Result<()> + Sync,
+    bytes: impl Fn(&Piece) -> usize,
+    f: impl Fn(&Piece, &mut [u8]) -> Result<()> + Sync,
 ) -> Result<()> {
     let mut tasks = Vec::with_capacity(pieces.len());
     let mut rest = out;
     for piece in pieces {
-        let (here, after) = rest.split_at_mut(piece.rows.len() * row_bytes);
+        let (here, after) = rest.split_at_mut(bytes(piece));
         tasks.push((piece, here));
         rest = after;
     }

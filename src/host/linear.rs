@@ -168,6 +168,20 @@ impl Bound<'_> {
         }
         Ok(())
     }
+
+    pub(super) fn glu(&mut self, p: &kernel::Glu) -> Result<()> {
+        let stride = p.vectors as usize * 4;
+        for c in 0..self.ctl(0)?.columns as usize {
+            let up = part(self.floats(1)?, c * stride, stride, "up")?;
+            let gate = part(self.floats(2)?, c * stride, stride, "gate")?;
+            let gated = gate.iter().zip(up);
+            let y: Vec<f64> = gated
+                .map(|(&gate, &up)| activation(p.gelu, f64::from(gate)) * f64::from(up))
+                .collect();
+            self.store(2, c * stride, &y)?;
+        }
+        Ok(())
+    }
 }
 
 /// Zeros up to a multiple of 4: outputs are stored as whole vectors.

@@ -28,8 +28,17 @@ pub(super) struct Embed {
     pub columns: u32,
     /// Largest magnitude of a weight.
     pub amplitude: f32,
+    pub overlay: Overlay,
     /// Bytes of a segment.
     pub max_binding: u64,
+}
+
+/// How many weights are replaced, for types with an overlay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overlay {
+    Empty,
+    Sparse,
+    Dense,
 }
 
 /// An operator over whole columns.
@@ -40,6 +49,8 @@ pub(super) enum Over {
     AddNorm,
     /// With this cap.
     Cap(f32),
+    /// With gelu_tanh, or silu.
+    Glu(bool),
 }
 
 #[derive(Clone, Debug)]
@@ -106,6 +117,7 @@ pub(super) struct Linear {
     pub gelu: bool,
     /// Largest magnitude of a weight.
     pub amplitude: f32,
+    pub overlay: Overlay,
     /// Bytes of a segment.
     pub max_binding: u64,
 }
@@ -197,8 +209,9 @@ struct Table {
 
 impl Table {
     fn add(&mut self, name: String, tolerance: Tolerance, spec: Spec) {
-        // Each case has numbers of its own.
-        let seed = self.cases.len() as u64 + 1;
+        // Each case has numbers of its own, which stay when others come or go (FNV-1a of the name, 32 bits).
+        let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        let seed = u64::from(name.bytes().fold(0x811c_9dc5, hash));
         self.cases.push(Case {
             name,
             tolerance,
@@ -217,16 +230,31 @@ impl Table {
             if has_halves(dtype) {
                 self.add_embed(" subnormal", dtype, 33, 96, SUBNORMAL, WHOLE);
             }
+            for (what, overlay) in overlays(dtype) {
+                self.add_embed_with(what, overlay, (dtype, 33, 96), 1.0, WHOLE);
+            }
         }
     }
 
     fn add_embed(&mut self, what: &str, dtype: Dtype, rows: usize, cols: usize, amplitude: f32, max_binding: u64) {
+        self.add_embed_with(what, Overlay::Sparse, (dtype, rows, cols), amplitude, max_binding);
+    }
+
+    fn add_embed_with(
+        &mut self,
+        what: &str,
+        overlay: Overlay,
+        (dtype, rows, cols): (Dtype, usize, usize),
+        amplitude: f32,
+        max_binding: u64,
+    ) {
         let spec = Embed {
             dtype,
             rows,
             cols,
             columns: 9,
             amplitude,
+            overlay,
             max_binding,
         };
         let name = format!("embed.{} {rows}x{cols}{what}", dtype.name());
@@ -246,6 +274,13 @@ impl Table {
             self.add(format!("prep {cols}"), Tolerance::Rounded, spec(Over::Prep));
             self.add(format!("norm {cols}"), Tolerance::Summed, spec(Over::Norm));
             self.add(format!("add_norm {cols}"), Tolerance::Summed, spec(Over::AddNorm));
+            for (what, gelu) in [("", false), (" gelu", true)] {
+                self.add(
+                    format!("glu {cols}{what}"),
+                    Tolerance::Exponential,
+                    spec(Over::Glu(gelu)),
+                );
+            }
             let caps = [("", 0.0), (" soft", 0.2), (" hard", 1e-3)];
             for (what, cap) in caps {
                 self.add(
@@ -280,9 +315,17 @@ impl Table {
                     bias: i % 3 != 0,
                     gelu: i % 4 == 1,
                     amplitude: 1.0,
+                    overlay: Overlay::Sparse,
                     max_binding: WHOLE,
                 },
             );
+        }
+        for (what, overlay) in overlays(dtype) {
+            let linear = Linear {
+                overlay,
+                ..self.plain(product, dtype, 12, 96)
+            };
+            self.add_linear(what, linear);
         }
         if has_halves(dtype) {
             self.add_linear(
@@ -313,6 +356,7 @@ impl Table {
             bias: false,
             gelu: false,
             amplitude: 1.0,
+            overlay: Overlay::Sparse,
             max_binding: WHOLE,
         }
     }
@@ -348,6 +392,7 @@ impl Table {
         let mixes = [
             [Dtype::Q4Block, Dtype::Q4Tiled, Dtype::Q4Block],
             [Dtype::Q4Tiled, Dtype::Q4Block, Dtype::Q4Tiled],
+            [Dtype::Vbit, Dtype::VbitRo, Dtype::Vbit],
         ];
         let mixes: Vec<_> = runnable().map(|dtype| [dtype; 3]).chain(mixes).collect();
         let products = [Product::Matvec, Product::Matmul];
@@ -369,20 +414,25 @@ impl Table {
             self.add_linear("", linear);
         }
         for product in [Product::MatvecGlu, Product::MatmulGlu] {
-            let linear = Linear {
-                parts: vec![(Dtype::Q4Tiled, 37), (Dtype::Q4Block, 37)],
-                bias: true,
-                gelu: true,
-                ..self.plain(product, Dtype::Q4Tiled, 37, 96)
-            };
-            self.add_linear("", linear);
+            for [a, b] in [[Dtype::Q4Tiled, Dtype::Q4Block], [Dtype::VbitRo, Dtype::Vbit]] {
+                let linear = Linear {
+                    parts: vec![(a, 37), (b, 37)],
+                    bias: true,
+                    gelu: true,
+                    ..self.plain(product, a, 37, 96)
+                };
+                self.add_linear("", linear);
+            }
         }
     }
 
     /// Sizes of vocabularies, up to grids that no longer fit one side.
     fn large(&mut self) {
-        for dtype in [Dtype::F16, Dtype::Q8Row] {
+        for dtype in [Dtype::F16, Dtype::Q8Row, Dtype::Q1t, Dtype::VbitRo] {
             self.add_linear("", self.plain(Product::Matvec, dtype, 65_539, 32));
+        }
+        for dtype in [Dtype::Q1, Dtype::Q1s] {
+            self.add_linear("", self.plain(Product::Matvec, dtype, 65_539, 160));
         }
         self.add_linear("", self.plain(Product::Matmul, Dtype::Q8Row, 65_539, 32));
         self.add_linear("", self.plain(Product::Matvec, Dtype::Q8Row, 262_181, 32));
@@ -494,6 +544,13 @@ impl Table {
 /// Weights so small that every f16 scale is subnormal, and many f16 weights are.
 const SUBNORMAL: f32 = 1e-4;
 
+/// Overlays that are judged besides a sparse one.
+fn overlays(dtype: Dtype) -> impl Iterator<Item = (&'static str, Overlay)> {
+    let all = [(" empty overlay", Overlay::Empty), (" dense overlay", Overlay::Dense)];
+    let has = Planes::of(dtype, 32).is_ok_and(Planes::has_overlay);
+    all.into_iter().filter(move |_| has)
+}
+
 fn has_halves(dtype: Dtype) -> bool {
     Planes::of(dtype, 32).is_ok_and(Planes::has_halves)
 }
@@ -507,6 +564,11 @@ fn segment_bytes(dtype: Dtype, cols: usize) -> u64 {
                 rows: 32,
                 cols,
                 parts: 3,
+                // The widest rows, and an entry for every fourth weight.
+                amount: match planes.has_overlay() {
+                    true => 32 * cols / 4,
+                    false => 32 * cols.div_ceil(32) * 2,
+                },
             };
             geometry.code_bytes().max(geometry.scale_bytes()) as u64
         }

@@ -153,7 +153,7 @@ fn tolerance(step: &Step, kind: Elements) -> Tolerance {
         (Op::Embed(_) | Op::Prep(_), _) => Tolerance::Rounded,
         (Op::Norm(_) | Op::AddNorm(_) | Op::Matvec(_) | Op::MatvecAdd(_), _) => Tolerance::Summed,
         (Op::Matmul(_) | Op::MatmulAdd(_) | Op::Rope(_) | Op::Sample(_), _) => Tolerance::Summed,
-        (Op::MatvecGlu(_) | Op::MatmulGlu(_) | Op::Cap(_), _) => Tolerance::Exponential,
+        (Op::MatvecGlu(_) | Op::MatmulGlu(_) | Op::Glu(_) | Op::Cap(_), _) => Tolerance::Exponential,
         (Op::AttnBlock(_) | Op::AttnMerge(_) | Op::AttnChunk(_), _) => Tolerance::Exponential,
     }
 }

@@ -5,7 +5,7 @@ mod linear;
 mod random;
 mod sample;
 
-use super::cases::{Embed, Norm, Over, Spec};
+use super::cases::{Embed, Norm, Over, Overlay, Spec};
 use crate::container::{MemoryTensors, Tensors};
 use crate::dtype::Dtype;
 use crate::error::Result;
@@ -139,7 +139,7 @@ impl Maker {
 
     /// A vector of random elements that is part of every round.
     fn vector(&mut self, label: &str, len: usize) -> Result<Bind> {
-        let payload = self.random.payload(Dtype::F32, 1, len, 1.0)?;
+        let payload = self.random.payload(Dtype::F32, 1, len, 1.0, Overlay::Empty)?;
         self.tensors.push((label.into(), Dtype::F32, vec![len as u64], payload));
         let piece = Piece {
             tensor: Some(self.tensors.len() - 1),
@@ -157,8 +157,8 @@ impl Maker {
         Bind::Vector(self.vectors.len() - 1)
     }
 
-    fn tensor(&mut self, dtype: Dtype, rows: usize, cols: usize, amplitude: f32) -> Result<usize> {
-        let payload = self.random.payload(dtype, rows, cols, amplitude)?;
+    fn tensor(&mut self, dtype: Dtype, rows: usize, cols: usize, amplitude: f32, overlay: Overlay) -> Result<usize> {
+        let payload = self.random.payload(dtype, rows, cols, amplitude, overlay)?;
         let name = format!("w{}", self.tensors.len());
         self.tensors
             .push((name, dtype, vec![rows as u64, cols as u64], payload));
@@ -202,7 +202,7 @@ impl Maker {
     }
 
     fn embed(&mut self, spec: &Embed, max_binding: u64) -> Result<Arc<dyn Tensors>> {
-        let table = self.tensor(spec.dtype, spec.rows, spec.cols, spec.amplitude)?;
+        let table = self.tensor(spec.dtype, spec.rows, spec.cols, spec.amplitude, spec.overlay)?;
         let tensors = self.tensors()?;
         let matrix = Matrix::stack(
             "embed".into(),
@@ -242,8 +242,8 @@ impl Maker {
         let (ctl, x_bind) = (Bind::Buffer(CTL), Bind::Buffer(x));
         let vectors = stride as u32 / 4;
         let (inv_cols, eps) = (1.0 / spec.cols as f32, 1e-2);
-        // What the operator updates in place.
-        let mut updated = None;
+        // What the operator takes besides x.
+        let mut besides = None;
         match spec.over {
             Over::Prep => {
                 let (hg, squares) = (self.buffer("hg", stride), self.buffer("squares", stride / 4));
@@ -261,7 +261,14 @@ impl Maker {
                 let y = self.buffer("y", stride * most as usize);
                 let op = Op::AddNorm(kernel::AddNorm { vectors, inv_cols, eps });
                 self.step(op, vec![ctl, x_bind, post, g, Bind::Buffer(h), Bind::Buffer(y)]);
-                updated = Some(h);
+                besides = Some(h);
+            }
+            Over::Glu(gelu) => {
+                let up = self.buffer("up", stride * most as usize);
+                let gelu = u32::from(gelu);
+                let op = Op::Glu(kernel::Glu { vectors, gelu });
+                self.step(op, vec![ctl, Bind::Buffer(up), x_bind]);
+                besides = Some(up);
             }
             Over::Cap(cap) => {
                 let multiplier = 0.75;
@@ -276,7 +283,7 @@ impl Maker {
         }
         for &columns in &spec.columns {
             let mut inputs = Vec::new();
-            for buffer in [Some(x), updated].into_iter().flatten() {
+            for buffer in [Some(x), besides].into_iter().flatten() {
                 let values = padded(&mut self.random, columns as usize, spec.cols, stride, 0.3);
                 inputs.push((buffer, values));
             }

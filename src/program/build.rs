@@ -7,7 +7,7 @@ use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::kernel::Kv;
-use crate::model::{Layer, Linear, Model};
+use crate::model::{GateUp, Layer, Linear, Model};
 use crate::sampling;
 
 /// What the device and the caller decide about a plan.
@@ -143,6 +143,10 @@ impl Builder<'_> {
             .layers
             .iter()
             .any(|layer| layer.attn_post_norm.is_some() || layer.ffn_post_norm.is_some());
+        let mut apart = false;
+        for layer in &model.layers {
+            apart |= self.gate_up_apart(layer)?;
+        }
         let blocks = self.options.ctx.div_ceil(ATTENTION_BLOCK) as usize;
         let squares = self.columns("decode.squares", model.hidden / 4, 1)?;
         let part = self.floats("decode.part", heads * blocks * (4 + model.head_dim))?;
@@ -160,11 +164,20 @@ impl Builder<'_> {
                 qkv: buffer("qkv", qkv)?,
                 attn: buffer("attn", attn)?,
                 act: buffer("act", act)?,
+                up: if apart { buffer("up", act)? } else { squares },
                 squares,
                 part,
             })
         };
         Ok([scratch("decode", 1)?, scratch("prefill", chunk)?])
+    }
+
+    /// Whether a layer's gate and up projections have different device layouts, so that no kernel does both.
+    pub(super) fn gate_up_apart(&self, layer: &Layer) -> Result<bool> {
+        match &layer.ffn.gate_up {
+            GateUp::Split(gate, up) => Ok(self.planes(gate.weight)? != self.planes(up.weight)?),
+            GateUp::Fused(_) => Ok(false),
+        }
     }
 
     pub(super) fn buffer(&mut self, label: String, bytes: u64, fill: Fill) -> Result<BufferId> {

@@ -1,10 +1,10 @@
 //! Gated feed-forward networks as steps: gate and up in one, down with the residual.
 
-use super::walk::{Mode, Walk};
+use super::walk::{Mode, Source, Walk};
 use super::{Bind, Matrix, Piece, Stacking, VectorId};
 use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
-use crate::model::{Activation, GateUp, Layer};
+use crate::model::{Activation, GateUp, Layer, Linear};
 
 impl Walk<'_> {
     /// Both modes of h += ffn(norm(h)).
@@ -16,11 +16,10 @@ impl Walk<'_> {
         let bias_up = width.next_multiple_of(4);
         let (matrix, biases) = match &ffn.gate_up {
             GateUp::Split(gate, up) => {
-                if self.b.planes(gate.weight)? != self.b.planes(up.weight)? {
-                    bail!(
-                        UnsupportedModel,
-                        "layer {number}: gate and up projections of different types are not supported yet"
-                    );
+                if self.b.gate_up_apart(layer)? {
+                    self.gate_up_apart(&name, [gate, up], norm)?;
+                    let x = [self.decode.act, self.prefill.act];
+                    return self.residual(&name("down"), &ffn.down, x, layer.ffn_post_norm, next_norm);
                 }
                 let parts = [gate.weight, up.weight];
                 let matrix = self.b.matrix(name("gate_up"), &parts, Stacking::Pair)?;
@@ -99,5 +98,34 @@ impl Walk<'_> {
         }
         let x = [self.decode.act, self.prefill.act];
         self.residual(&name("down"), &ffn.down, x, layer.ffn_post_norm, next_norm)
+    }
+
+    /// Gate and up projections of different device layouts: a product each, then the gate.
+    fn gate_up_apart(&mut self, name: &dyn Fn(&str) -> String, both: [&Linear; 2], norm: VectorId) -> Result<()> {
+        self.norm(norm, &name("norm"));
+        let vectors = Self::vectors_of(both[0].rows);
+        let (decode, prefill) = (self.decode, self.prefill);
+        let to = [("gate", [decode.act, prefill.act]), ("up", [decode.up, prefill.up])];
+        for (linear, (part, y)) in both.into_iter().zip(to) {
+            let label = name(part);
+            let matrix = self.b.matrix(label.clone(), &[linear.weight], Stacking::Rows)?;
+            let bias = self.b.biases(format!("{label}.bias"), &[linear])?;
+            let from = Source { matrix, bias, row0: 0 };
+            let decode_norm = self.decode_norm();
+            self.matvec(from, decode.x, decode_norm, y[0], &label);
+            self.matmul(from, prefill.x, y[1], vectors, &label);
+        }
+        let gelu = u32::from(self.model.activation == Activation::GeluTanh);
+        for (mode, scratch) in [(Mode::Decode, decode), (Mode::Prefill, prefill)] {
+            let bindings = [self.fixed.ctl, scratch.up, scratch.act].map(Bind::Buffer).to_vec();
+            self.push(
+                mode,
+                &name("glu"),
+                Op::Glu(kernel::Glu { vectors, gelu }),
+                None,
+                bindings,
+            );
+        }
+        Ok(())
     }
 }

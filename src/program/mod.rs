@@ -10,6 +10,7 @@ mod walk;
 mod weights;
 
 pub use build::{PlanOptions, plan};
+pub use weights::sources;
 
 use crate::container::TensorId;
 use crate::dtype::planes::{Geometry, Planes};
@@ -193,6 +194,7 @@ impl Grid {
             Op::Matmul(p) => Grid::Threads(p.rows.div_ceil(4), 8),
             Op::MatmulAdd(p) => Grid::Threads(p.rows.div_ceil(4), 8),
             Op::MatmulGlu(p) => Grid::Threads(p.part1.div_ceil(4), 4),
+            Op::Glu(p) => Grid::Threads(p.vectors, 1),
             Op::Rope(p) => Grid::Groups(p.heads + 2 * p.kv_heads, 1),
             Op::AttnBlock(p) => Grid::Blocks(p.kv_heads),
             Op::AttnMerge(p) => Grid::Threads(p.heads * p.head_vectors, 1),
@@ -328,7 +330,7 @@ impl Plan {
                     Bind::Weight(matrix, segment) => {
                         let geometry = self.matrices[matrix].segments[segment].geometry;
                         match step.op {
-                            Op::Embed(_) => (geometry.code_row_bytes() + geometry.scale_row_bytes()) as u64,
+                            Op::Embed(_) => geometry.row_bytes() as u64,
                             _ => geometry.data_bytes(),
                         }
                     }

@@ -27,6 +27,8 @@ pub(super) struct Scratch {
     pub qkv: BufferId,
     pub attn: BufferId,
     pub act: BufferId,
+    /// What the up projection makes, where a kernel of its own does.
+    pub up: BufferId,
     /// Sums of squares of the stream, from which a decoding map takes its norm.
     pub squares: BufferId,
     /// Blocks of attention before they are merged.

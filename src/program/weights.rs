@@ -3,8 +3,9 @@
 
 use super::{Matrix, Run, Segment, Stacking, Vector};
 use crate::container::{TensorId, Tensors};
-use crate::dtype::planes::{Geometry, Planes};
+use crate::dtype::planes::{Geometry, Planes, Source};
 use crate::error::{Result, bail};
+use std::ops::Range;
 
 /// The device layout of a tensor. Errors: `UnsupportedTensorType` with the tensor's name.
 pub(super) fn planes(tensors: &dyn Tensors, tensor: TensorId) -> Result<Planes> {
@@ -16,7 +17,8 @@ impl Matrix {
     /// Stacks tensors of one device layout and width, in segments of at most `max_binding` bytes a plane. Both
     /// tensors of a pair are cut at the same rows.
     ///
-    /// Errors: `UnsupportedTensorType` for a type without kernels, `OutOfMemory` when not even 32 rows fit.
+    /// Errors: `UnsupportedTensorType` for a type without kernels, `OutOfMemory` when not even 32 rows fit, and what the
+    /// payloads have wrong with them where rows vary.
     pub fn stack(
         label: String,
         parts: &[TensorId],
@@ -32,59 +34,25 @@ impl Matrix {
             Stacking::Pair => shapes[0].0,
             Stacking::Halves => shapes[0].0 / 2,
         };
-        let stored = |outputs: usize| {
-            if stacking == Stacking::Rows {
-                outputs
-            } else {
-                outputs * 2
-            }
+        // Only families whose rows vary make the plan look at what tensors hold.
+        let sources = match planes.varies() {
+            true => sources(parts, tensors)?,
+            false => Vec::new(),
         };
-        let geometry = |outputs: usize| Geometry {
-            planes,
-            rows: stored(outputs),
-            cols,
-            parts: parts.len(),
-        };
-        let fits = |outputs: usize| {
-            let geometry = geometry(outputs);
-            geometry.code_bytes().max(geometry.scale_bytes()) as u64 <= max_binding
-        };
-        // A segment holds whole blocks of 32 outputs; the largest that fits is found by halving.
-        let blocks = outputs.div_ceil(32);
-        let (mut low, mut high) = (0, blocks);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits((middle * 32).min(outputs)) {
-                low = middle
-            } else {
-                high = middle - 1
-            }
-        }
-        if low == 0 {
-            bail!(
-                OutOfMemory,
-                "32 rows of {label} do not fit into a binding of {max_binding} bytes"
-            );
-        }
-        let mut segments = Vec::new();
-        for first in (0..outputs).step_by(low * 32) {
-            let here = first..(first + low * 32).min(outputs);
-            let mut runs = Vec::new();
-            let mut begin = 0;
-            for (part, shape) in shapes.iter().enumerate() {
-                let rows = match stacking {
-                    Stacking::Rows => {
-                        let (first, last) = (here.start.max(begin), here.end.min(begin + shape.0));
-                        first.saturating_sub(begin)..last.saturating_sub(begin)
-                    }
-                    Stacking::Pair => here.clone(),
-                    Stacking::Halves => part * outputs + here.start..part * outputs + here.end,
-                };
-                if !rows.is_empty() {
-                    runs.push(Run { part, rows });
-                }
-                begin += shape.0;
-            }
+        let segment = |here: Range<usize>| {
+            let runs = runs(&shapes, stacking, outputs, here.clone());
+            let amount = |run: &Run| {
+                sources
+                    .get(run.part)
+                    .map_or(0, |source| source.amount(run.rows.clone()))
+            };
+            let geometry = Geometry {
+                planes,
+                rows: runs.iter().map(|run| run.rows.len()).sum(),
+                cols,
+                parts: parts.len(),
+                amount: runs.iter().map(amount).sum(),
+            };
             let mut part_rows = [u32::MAX; 3];
             let mut at = 0;
             for run in &runs {
@@ -93,12 +61,35 @@ impl Matrix {
             }
             // Parts that ended before this segment begin at its first row, so that rows count past them.
             part_rows[..runs[0].part].fill(0);
-            segments.push(Segment {
-                row0: first as u32,
+            Segment {
+                row0: here.start as u32,
                 runs,
-                geometry: geometry(here.len()),
+                geometry,
                 part_rows,
-            });
+            }
+        };
+        let mut segments = Vec::new();
+        let mut first = 0;
+        while first < outputs {
+            let until = |blocks: usize| (first + blocks * 32).min(outputs);
+            let fits = |blocks: usize| {
+                let geometry = segment(first..until(blocks)).geometry;
+                geometry.code_bytes().max(geometry.scale_bytes()) as u64 <= max_binding
+            };
+            // A segment holds whole blocks of 32 outputs; the most that fit are found by halving.
+            let (mut low, mut high) = (0, (outputs - first).div_ceil(32));
+            while low < high {
+                let middle = (low + high).div_ceil(2);
+                if fits(middle) { low = middle } else { high = middle - 1 }
+            }
+            if low == 0 {
+                bail!(
+                    OutOfMemory,
+                    "32 rows of {label} do not fit into a binding of {max_binding} bytes"
+                );
+            }
+            segments.push(segment(first..until(low)));
+            first = until(low);
         }
         Ok(Matrix {
             label,
@@ -108,6 +99,38 @@ impl Matrix {
             segments,
         })
     }
+}
+
+/// The rows that compute the outputs `here`, in the order they are stored.
+fn runs(shapes: &[(usize, usize)], stacking: Stacking, outputs: usize, here: Range<usize>) -> Vec<Run> {
+    let mut runs = Vec::new();
+    let mut begin = 0;
+    for (part, shape) in shapes.iter().enumerate() {
+        let rows = match stacking {
+            Stacking::Rows => {
+                let (first, last) = (here.start.max(begin), here.end.min(begin + shape.0));
+                first.saturating_sub(begin)..last.saturating_sub(begin)
+            }
+            Stacking::Pair => here.clone(),
+            Stacking::Halves => part * outputs + here.start..part * outputs + here.end,
+        };
+        if !rows.is_empty() {
+            runs.push(Run { part, rows });
+        }
+        begin += shape.0;
+    }
+    runs
+}
+
+/// Stacked tensors, ready to be repacked. Errors: what their payloads have wrong with them, with the tensor's name.
+pub fn sources<'a>(parts: &[TensorId], tensors: &'a dyn Tensors) -> Result<Vec<Source<'a>>> {
+    let open = |&id: &TensorId| {
+        let info = &tensors.infos()[id];
+        let (rows, cols) = info.rows_cols();
+        Source::open(info.dtype, tensors.bytes(id)?, rows, cols)
+            .map_err(|err| err.context(format!("tensor '{}'", info.name)))
+    };
+    parts.iter().map(open).collect()
 }
 
 impl Vector {

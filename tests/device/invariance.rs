@@ -1,6 +1,7 @@
 //! A column's result does not depend on how many columns run with it, nor on the kernel that computes it: to the bit, on the
 //! device.
 
+use cmf_gpu::dtype::Dtype;
 use cmf_gpu::parity::{self, Rig, Round};
 use cmf_gpu::program::{BufferId, Ctl, Extent};
 use std::collections::BTreeMap;
@@ -47,7 +48,7 @@ fn output(rig: &Rig, round: Round) -> Vec<u32> {
 #[test]
 fn columns_do_not_see_each_other() {
     for kind in ["matmul", "matmul_add", "matmul_glu"] {
-        for dtype in ["f32", "f16", "bf16", "q8_row", "q8_2f", "q4_block", "q4_tiled", "q4tp"] {
+        for dtype in Dtype::all().map(Dtype::name) {
             let name = match kind {
                 "matmul_glu" => format!("{kind}.{dtype} 5+5x96 bias gelu"),
                 _ => format!("{kind}.{dtype} 5x96 bias"),

@@ -2,6 +2,7 @@
 
 mod goldens;
 mod host;
+mod interop;
 mod invariance;
 mod parity;
 

@@ -132,7 +132,9 @@ fn both_decoders_of_halves_give_the_same_bits() {
     // Where the driver's own decoder is inexact both devices use the other one, so the reference has to agree as well.
     let outcome = parity::kernels(&exact, Some("subnormal"), &mut silent).unwrap();
     all_pass(&outcome);
-    let halves = ["f16", "q8_row", "q8_2f", "q4_block", "q4_tiled"];
+    let halves = [
+        "f16", "q8_row", "q8_2f", "q4_block", "q4_tiled", "q4tp", "q1", "q1s", "q1t", "vbit", "vbit_ro",
+    ];
     same_bits(&crate::device(), &exact, |case| {
         case.kind()
             .split('.')
@@ -149,7 +151,7 @@ fn segments_give_the_same_bits() {
         ..options()
     });
     assert_eq!(cut.max_binding(), 1 << 20);
-    let large = |case: &Case| case.name().contains("65539x32");
+    let large = |case: &Case| case.name().contains("65539x");
     for case in parity::cases().iter().filter(|case| large(case)) {
         let segments = case.rig(cut.max_binding()).unwrap().plan.matrices[0].segments.len();
         assert!(segments > 1, "{} is not cut", case.name());
@@ -228,6 +230,17 @@ fn a_flipped_scale_bit_is_found() {
         ("q4tp", groups * 16),
         ("q4tp", groups * 16 + 2),
         ("q4tp", groups * 16 + 4 * rows),
+        // Scales, signs, and the first value of an overlay, which follows its place.
+        ("q1", 0),
+        ("q1", 2),
+        ("q1s", groups * 6 - 6),
+        ("q1s", groups * 6 - 1),
+        ("q1s", groups * 6 + 4 + 4),
+        ("q1t", 9),
+        ("q1t", groups * 9 + 4 * (rows + 1) + 2),
+        // Scales, and the last code's lowest bit.
+        ("vbit", rows),
+        ("vbit_ro", rows + 2 * groups - 2),
     ] {
         for stem in ["matvec", "matmul"] {
             let case = case(&format!("{stem}.{dtype} {rows}x{cols} bias"));
@@ -239,11 +252,16 @@ fn a_flipped_scale_bit_is_found() {
     }
 }
 
-const ROWS: [&str; 4] = [
+const ROWS: [&str; 9] = [
     "matvec.q8_row 33x96 norm bias",
     "matmul.f16 33x96 bias",
     "matvec_add.q4tp 33x96 bias",
     "matmul_add.bf16 33x96 bias",
+    "matvec.vbit_ro 33x96 norm bias",
+    "matmul.vbit 33x96 bias",
+    "matmul_add.q1s 33x96 bias",
+    "matvec_add.q1t 33x96 bias",
+    "matmul_add.q1 33x96 bias",
 ];
 
 #[test]
@@ -284,6 +302,7 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "norm 96",
         "add_norm 576",
         "cap 576 soft",
+        "glu 576",
         "matvec.f16 1x32 norm",
         "matvec_add.f32 33x96 bias",
         "matvec_glu.q4_block 33+33x96 norm bias",
@@ -305,6 +324,7 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::Norm(p) => p.eps *= 1.001,
             Op::AddNorm(p) => p.eps *= 1.001,
             Op::Cap(p) => p.cap *= 1.001,
+            Op::Glu(p) => p.gelu = 1,
             Op::Matvec(p) => p.eps = 0.0,
             Op::MatvecAdd(p) => p.has_bias = 0,
             Op::MatvecGlu(p) => p.bias_up += 1,

@@ -2,7 +2,7 @@
 
 use super::random::{padded, words};
 use super::{CTL, Maker};
-use crate::container::Tensors;
+use crate::container::{TensorId, Tensors};
 use crate::error::Result;
 use crate::kernel::{self, Op};
 use crate::parity::cases::{Linear, Product};
@@ -14,7 +14,7 @@ impl Maker {
         let pair = spec.product.is_pair();
         let stacking = if pair { Stacking::Pair } else { Stacking::Rows };
         let parts = spec.parts.iter();
-        let parts = parts.map(|&(dtype, rows)| self.tensor(dtype, rows, spec.cols, spec.amplitude));
+        let parts = parts.map(|&(dtype, rows)| self.tensor(dtype, rows, spec.cols, spec.amplitude, spec.overlay));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let stacked: usize = spec.parts.iter().map(|part| part.1).sum();
         let outputs = if pair { stacked / 2 } else { stacked };
@@ -126,9 +126,21 @@ impl Maker {
             }
             self.step(op, bindings);
         }
+        let signs = match stacked {
+            1 => self.first_row(&*tensors, parts[0])?,
+            _ => Vec::new(),
+        };
         for &columns in &spec.columns {
             let n = columns as usize;
-            let mut inputs = vec![(x, padded(&mut self.random, n, spec.cols, units * 32, 1.0))];
+            let mut values = padded(&mut self.random, n, spec.cols, units * 32, 1.0);
+            // A single sum must not happen to be next to nothing: its relative error would be anything. So none of its
+            // terms is negative.
+            for column in values.chunks_exact_mut(units * 32) {
+                for (value, sign) in column.iter_mut().zip(&signs) {
+                    *value = f32::from_bits(*value).abs().copysign(*sign).to_bits();
+                }
+            }
+            let mut inputs = vec![(x, values)];
             if spec.norm {
                 let count = spec.cols.div_ceil(4);
                 let squares = self.random.floats(count, 1.0).iter().map(|v| v * v).collect::<Vec<_>>();
@@ -137,10 +149,23 @@ impl Maker {
                 inputs.push((squares_in, squares));
             }
             if matches!(spec.product, Product::MatvecAdd | Product::MatmulAdd) {
-                inputs.push((y, padded(&mut self.random, n, outputs, y_len, 1.0)));
+                let mut values = padded(&mut self.random, n, outputs, y_len, 1.0);
+                if stacked == 1 {
+                    values.iter_mut().for_each(|value| *value &= !(1 << 31));
+                }
+                inputs.push((y, values));
             }
             self.round(0, columns, inputs);
         }
         Ok(tensors)
+    }
+
+    /// The weights of a tensor's first row.
+    fn first_row(&self, tensors: &dyn Tensors, id: TensorId) -> Result<Vec<f32>> {
+        let info = &tensors.infos()[id];
+        let (rows, cols) = info.rows_cols();
+        let mut row = vec![0.0; cols];
+        info.dtype.decoder(tensors.bytes(id)?, rows, cols)?.row(0, &mut row);
+        Ok(row)
     }
 }

@@ -3,6 +3,8 @@
 use crate::dtype::Dtype;
 use crate::dtype::encode::encode;
 use crate::error::Result;
+use crate::parity::cases::Overlay;
+use half::f16;
 
 /// Numbers that only depend on a seed and a counter (SplitMix64, Steele et al. 2014).
 pub(super) struct Random(pub u64);
@@ -34,8 +36,45 @@ impl Random {
     }
 
     /// A payload of weights; a tenth of the rows is ten times smaller.
-    pub fn payload(&mut self, dtype: Dtype, rows: usize, cols: usize, amplitude: f32) -> Result<Vec<u8>> {
+    pub fn payload(
+        &mut self,
+        dtype: Dtype,
+        rows: usize,
+        cols: usize,
+        amplitude: f32,
+        overlay: Overlay,
+    ) -> Result<Vec<u8>> {
         let seed = self.bits();
+        // What makes these types special, widths and overlays, is not what an encoder would choose.
+        match dtype {
+            Dtype::Vbit | Dtype::VbitRo => return Ok(self.mixed_bits(dtype, rows, cols, amplitude)),
+            Dtype::Q1 => return Ok(self.tiles(rows, cols, amplitude, 4, 255)),
+            Dtype::Q1s => {
+                let mut payload = self.tiles(rows, cols, amplitude, 4, 255);
+                let entries = self.overlay(rows, cols, amplitude, overlay);
+                payload.extend((entries.len() as u32).to_le_bytes());
+                // As they come, last rows first.
+                for &(row, col, value) in entries.iter().rev() {
+                    payload.extend(((row * cols + col) as u32).to_le_bytes());
+                    payload.extend(value);
+                }
+                return Ok(payload);
+            }
+            Dtype::Q1t => {
+                let mut payload = self.tiles(rows, cols, amplitude, 7, 242);
+                let entries = self.overlay(rows, cols, amplitude, overlay);
+                for row in 0..=rows {
+                    let before = entries.partition_point(|entry| entry.0 < row) as u32;
+                    payload.extend(before.to_le_bytes());
+                }
+                for &(_, col, value) in &entries {
+                    payload.extend((col as u16).to_le_bytes());
+                    payload.extend(value);
+                }
+                return Ok(payload);
+            }
+            _ => {}
+        }
         encode(dtype, rows, cols, &|first, out| {
             for (i, value) in out.iter_mut().enumerate() {
                 let index = first * cols + i;
@@ -44,6 +83,72 @@ impl Random {
             }
             Ok(())
         })
+    }
+}
+
+impl Random {
+    /// The f16 of a number of either sign.
+    fn half(&mut self, amplitude: f32) -> [u8; 2] {
+        f16::from_f32(Random::unit(self.bits()) * amplitude).to_le_bytes()
+    }
+
+    /// A scale, so that weights are below `amplitude`.
+    fn scale(&mut self, row: usize, amplitude: f32) -> [u8; 2] {
+        let factor = if row % 10 == 3 { 0.05 } else { 0.5 };
+        self.half(amplitude * factor)
+    }
+
+    /// Groups of a scale and so many random bytes up to `most`.
+    fn tiles(&mut self, rows: usize, cols: usize, amplitude: f32, bytes: usize, most: u64) -> Vec<u8> {
+        let mut payload = Vec::new();
+        for group in 0..rows * cols / 32 {
+            payload.extend(self.scale(group * 32 / cols, amplitude));
+            let bits = self.bits();
+            payload.extend((0..bytes).map(|i| ((bits >> (8 * i) & 255) * (most + 1) >> 8) as u8));
+        }
+        payload
+    }
+
+    /// Rows of all widths.
+    fn mixed_bits(&mut self, dtype: Dtype, rows: usize, cols: usize, amplitude: f32) -> Vec<u8> {
+        let mut payload: Vec<u8> = (0..rows).map(|_| [3, 4, 5, 6, 8][self.bits() as usize % 5]).collect();
+        let widths = payload.clone();
+        for (row, &width) in widths.iter().enumerate() {
+            for _ in 0..cols / 32 {
+                payload.extend(self.scale(row, amplitude / (1u32 << (width - 2)) as f32));
+            }
+        }
+        let row_bytes = |width: &u8| cols / 8 * usize::from(*width);
+        if dtype == Dtype::VbitRo {
+            let mut at = 0u32;
+            payload.extend(at.to_le_bytes());
+            for width in &widths {
+                at += row_bytes(width) as u32;
+                payload.extend(at.to_le_bytes());
+            }
+        }
+        let packed = widths.iter().map(row_bytes).sum::<usize>();
+        payload.extend((0..packed).map(|_| self.bits() as u8));
+        payload
+    }
+
+    /// Rows, columns and f16 values that replace weights: by row, in no order of columns, some of them twice. The third
+    /// row has none.
+    fn overlay(&mut self, rows: usize, cols: usize, amplitude: f32, overlay: Overlay) -> Vec<(usize, usize, [u8; 2])> {
+        let of_16 = match overlay {
+            Overlay::Empty => 0,
+            Overlay::Sparse => 1,
+            Overlay::Dense => 14,
+        };
+        let mut entries = Vec::new();
+        for row in (0..rows).filter(|&row| row != 2) {
+            let mut cols: Vec<usize> = (0..cols).filter(|_| self.bits() % 16 < of_16).collect();
+            cols.extend(cols.clone().iter().step_by(5));
+            let middle = cols.len() / 3;
+            cols.rotate_left(middle);
+            entries.extend(cols.into_iter().map(|col| (row, col, self.half(amplitude * 2.0))));
+        }
+        entries
     }
 }
 

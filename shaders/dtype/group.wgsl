@@ -1,4 +1,4 @@
-// The scale of a 4-bit unit is an f16; a row's halves are padded to whole words.
+// Units with an f16 scale each; a row's halves are padded to whole words.
 struct Row { code: u32, scale: u32 }
 
 fn row_open(row: u32) -> Row { return Row(row * params.units, row * ((params.units + 1u) >> 1u)); }

@@ -1,0 +1,27 @@
+// Units with an f16 scale each, and values that replace single weights. A row's record is the place of its first overlay
+// entry in `scales` and its halves, padded to whole words; the next record says where the entries end. An entry is a column
+// and, in the upper half, an f16; a row's entries ascend by column.
+const HAS_OVERLAY: bool = true;
+struct Row { code: u32, scale: u32 }
+
+fn record_words() -> u32 { return 1u + ((params.units + 1u) >> 1u); }
+
+fn row_open(row: u32) -> Row { return Row(row * params.units, row * record_words() + 1u); }
+
+fn unit_scale(row: Row, unit: u32) -> f32 {
+    return half((scales[row.scale + (unit >> 1u)] >> ((unit & 1u) * 16u)) & 0xffffu);
+}
+
+fn overlay_range(row: Row) -> vec2<u32> {
+    let record = row.scale - 1u;
+    return vec2<u32>(scales[record], scales[record + record_words()]);
+}
+
+fn overlay_col(entry: u32) -> u32 { return scales[entry] & 0xffffu; }
+fn overlay_value(entry: u32) -> f32 { return half(scales[entry] >> 16u); }
+
+// What an entry adds to the weight that the code says.
+fn overlay_change(row: Row, entry: u32) -> f32 {
+    let col = overlay_col(entry);
+    return overlay_value(entry) - code_of(row, col) * unit_scale(row, col >> 5u);
+}

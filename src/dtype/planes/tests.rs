@@ -1,0 +1,364 @@
+//! The repack and its inverse, for every type.
+
+use super::pack::{self, Parts};
+use super::*;
+use crate::dtype::encode::encode;
+use half::f16;
+
+/// Bytes that follow from a seed.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed;
+    (0..len)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+/// Any finite f16s, subnormal ones among them.
+fn halves(seed: u64, count: usize) -> Vec<u8> {
+    let any = bytes(seed, count * 2);
+    let finite = |pair: &[u8]| {
+        [
+            pair[0],
+            if pair[1] & 0x7c == 0x7c {
+                pair[1] & 0x83
+            } else {
+                pair[1]
+            },
+        ]
+    };
+    any.chunks_exact(2).flat_map(finite).collect()
+}
+
+/// A made-up payload of a type that this crate need not be able to write. Overlays lie as the device holds them: by row,
+/// by column, no weight twice.
+fn payload(dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
+    let groups = cols / 32;
+    let seed = (rows * 1_000_003 + cols) as u64;
+    let scales = halves(seed, rows * groups);
+    let tiles = |codes: Vec<u8>, len: usize| -> Vec<u8> {
+        let both = scales.chunks_exact(2).zip(codes.chunks_exact(len));
+        both.flat_map(|(scale, codes)| [scale, codes].concat()).collect()
+    };
+    // Row 1 has none, row 2 has all.
+    let entry = |row: usize, col: usize| match row {
+        1 => false,
+        2 => true,
+        _ => (row * 31 + col * 7) % 11 == 0,
+    };
+    let entries = |row: usize| (0..cols).filter(move |&col| entry(row, col));
+    let value = |row: usize, col: usize| f16::from_f32((row as f32 - 3.5) * 0.25 + col as f32).to_le_bytes();
+    match dtype {
+        Dtype::Q1 => tiles(bytes(seed, rows * groups * 4), 4),
+        Dtype::Q1s => {
+            let mut all = tiles(bytes(seed, rows * groups * 4), 4);
+            let count = (0..rows).map(|row| entries(row).count()).sum::<usize>() as u32;
+            all.extend(count.to_le_bytes());
+            for row in 0..rows {
+                for col in entries(row) {
+                    all.extend(((row * cols + col) as u32).to_le_bytes());
+                    all.extend(value(row, col));
+                }
+            }
+            all
+        }
+        Dtype::Q1t => {
+            let mut codes = bytes(seed, rows * groups * 7);
+            codes.iter_mut().for_each(|byte| *byte %= 243);
+            codes.chunks_exact_mut(7).for_each(|group| group[6] %= 9);
+            let mut all = tiles(codes, 7);
+            let mut at = 0u32;
+            all.extend(at.to_le_bytes());
+            for row in 0..rows {
+                at += entries(row).count() as u32;
+                all.extend(at.to_le_bytes());
+            }
+            for row in 0..rows {
+                for col in entries(row) {
+                    all.extend((col as u16).to_le_bytes());
+                    all.extend(value(row, col));
+                }
+            }
+            all
+        }
+        Dtype::Vbit | Dtype::VbitRo => {
+            let widths: Vec<u8> = (0..rows).map(|row| [5, 3, 8, 4, 6][row % 5]).collect();
+            let row_bytes = |width: &u8| groups * 4 * usize::from(*width);
+            let mut all = [&widths[..], &scales].concat();
+            if dtype == Dtype::VbitRo {
+                let mut at = 0;
+                all.extend(0u32.to_le_bytes());
+                for width in &widths {
+                    at += row_bytes(width) as u32;
+                    all.extend(at.to_le_bytes());
+                }
+            }
+            all.extend(bytes(seed, widths.iter().map(row_bytes).sum()));
+            all
+        }
+        _ => encode(dtype, rows, cols, &|first, out| {
+            for (i, v) in out.iter_mut().enumerate() {
+                *v = ((first * cols + i) as f32 * 0.7).sin() * 0.01 * (1 + i % 5) as f32;
+            }
+            Ok(())
+        })
+        .unwrap(),
+    }
+}
+
+/// Both planes, made in blocks of rows in memory that held something else.
+fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
+    let rows = geometry.rows;
+    let (mut codes, mut scales) = (vec![0xA5; geometry.code_bytes()], vec![0xA5; geometry.scale_bytes()]);
+    let mut lead = geometry.first_lead();
+    let mut codes_at = 0;
+    for range in [0..rows / 2, rows / 2..rows] {
+        let len = source.code_bytes(range.clone());
+        source.codes(range.clone(), &mut codes[codes_at..][..len]).unwrap();
+        codes_at += len;
+        let at = range.start * geometry.scale_row_bytes();
+        let len = range.len() * geometry.scale_row_bytes();
+        source
+            .row_scales(range.clone(), lead, &mut scales[at..][..len])
+            .unwrap();
+        lead += source.amount(range);
+    }
+    let at = geometry.col_scale_offset(0).min(scales.len());
+    source.col_scales(&mut scales[at..]).unwrap();
+    if geometry.planes.has_overlay() {
+        let at = geometry.overlay_offset();
+        scales[at - 4..at].copy_from_slice(&(lead as u32).to_le_bytes());
+        let mut entries = Vec::new();
+        (0..rows).for_each(|row| source.overlay(row, &mut entries).unwrap());
+        scales[at..].copy_from_slice(&entries);
+    }
+    (codes, scales)
+}
+
+fn word(plane: &[u8], index: usize) -> u32 {
+    u32::from_le_bytes(plane[index * 4..][..4].try_into().unwrap())
+}
+
+/// The file's bytes again, from the planes: the inverse of the repack.
+fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec<u8> {
+    let Geometry { rows, cols, .. } = *geometry;
+    let (stride, scale_stride) = (geometry.code_row_bytes(), geometry.scale_row_bytes());
+    let code_rows = |len: usize| (0..rows).flat_map(move |row| codes[row * stride..][..len].to_vec());
+    let scale_rows =
+        |from: usize, len: usize| (0..rows).flat_map(move |row| scales[row * scale_stride + from..][..len].to_vec());
+    let groups = cols / 32;
+    let half = |row: usize, group: usize, lead: usize| &scales[row * scale_stride + lead + group * 2..][..2];
+    // Where a row's overlay entries begin, as a word of the scale plane.
+    let start = |row: usize| word(scales, row * scale_stride / 4) as usize;
+    match dtype {
+        Dtype::F32 => code_rows(cols * 4).collect(),
+        Dtype::F16 | Dtype::Bf16 => code_rows(cols * 2).collect(),
+        Dtype::Q8Row => code_rows(cols).chain(scale_rows(0, 2)).collect(),
+        Dtype::Q82f => {
+            let at = geometry.col_scale_offset(0);
+            code_rows(cols)
+                .chain(scale_rows(0, 2))
+                .chain(scales[at..at + cols * 2].to_vec())
+                .collect()
+        }
+        Dtype::Q4Block => code_rows(cols / 2).chain(scale_rows(0, groups * 2)).collect(),
+        Dtype::Q4Tiled => (0..rows * groups)
+            .flat_map(|i| [half(i / groups, i % groups, 0), &codes[i * 16..][..16]].concat())
+            .collect(),
+        Dtype::Q4tp => code_rows(cols / 2)
+            .chain(scale_rows(0, 4))
+            .chain(scale_rows(4, (groups * 5).div_ceil(8)))
+            .collect(),
+        Dtype::Q1 | Dtype::Q1s => {
+            let lead = if dtype == Dtype::Q1 { 0 } else { 4 };
+            let tile = |i: usize| {
+                let bits = pack::bits1_inverse(word(codes, i));
+                [half(i / groups, i % groups, lead), &bits].concat()
+            };
+            let mut all: Vec<u8> = (0..rows * groups).flat_map(tile).collect();
+            if dtype == Dtype::Q1s {
+                all.extend(((start(rows) - start(0)) as u32).to_le_bytes());
+                for row in 0..rows {
+                    for entry in (start(row)..start(row + 1)).map(|i| word(scales, i)) {
+                        all.extend(((row * cols) as u32 + (entry & 0xffff)).to_le_bytes());
+                        all.extend(((entry >> 16) as u16).to_le_bytes());
+                    }
+                }
+            }
+            all
+        }
+        Dtype::Q1t => {
+            let tile = |i: usize| {
+                let trits = pack::bits2_inverse([word(codes, i * 2), word(codes, i * 2 + 1)]);
+                [half(i / groups, i % groups, 4), &trits].concat()
+            };
+            let mut all: Vec<u8> = (0..rows * groups).flat_map(tile).collect();
+            (0..=rows).for_each(|row| all.extend(((start(row) - start(0)) as u32).to_le_bytes()));
+            (start(0)..start(rows)).for_each(|i| all.extend(word(scales, i).to_le_bytes()));
+            all
+        }
+        Dtype::Vbit | Dtype::VbitRo => {
+            let lead = |row: usize| word(scales, row * scale_stride / 4);
+            let widths: Vec<u8> = (0..rows).map(|row| (lead(row) & 15) as u8).collect();
+            let halves = (0..rows * groups).flat_map(|i| half(i / groups, i % groups, 4).to_vec());
+            let mut all: Vec<u8> = widths.iter().copied().chain(halves).collect();
+            let mut packed = Vec::new();
+            let mut offsets = vec![0u32];
+            for (row, &width) in widths.iter().enumerate() {
+                let parts = Parts::of(width).unwrap();
+                let at = (lead(row) >> 4) as usize * 4;
+                let words: Vec<u32> = (0..parts.vectors(groups) * 4).map(|i| word(codes, at + i)).collect();
+                let mut values = vec![0; cols];
+                parts.read(&words, &mut values);
+                // Most significant bit first.
+                let bits = values
+                    .iter()
+                    .flat_map(|&v| (0..width).rev().map(move |bit| v >> bit & 1));
+                let bits: Vec<u8> = bits.collect();
+                packed.extend(
+                    bits.chunks_exact(8)
+                        .map(|byte| byte.iter().fold(0, |all, bit| all << 1 | bit)),
+                );
+                offsets.push(packed.len() as u32);
+            }
+            if dtype == Dtype::VbitRo {
+                offsets.iter().for_each(|offset| all.extend(offset.to_le_bytes()));
+            }
+            all.extend(packed);
+            all
+        }
+    }
+}
+
+fn geometry(source: &Source, rows: usize) -> Geometry {
+    Geometry {
+        planes: source.planes(),
+        rows,
+        cols: source.cols(),
+        parts: 1,
+        amount: source.amount(0..rows),
+    }
+}
+
+#[test]
+fn planes_hold_every_bit_of_the_file() {
+    for dtype in Dtype::all() {
+        for (rows, cols) in [(1, 32), (7, 96), (64, 160), (5, 1056)] {
+            let payload = payload(dtype, rows, cols);
+            dtype.decoder(&payload, rows, cols).unwrap();
+            let source = Source::open(dtype, &payload, rows, cols).unwrap();
+            let geometry = geometry(&source, rows);
+            let (codes, scales) = repack(&source, &geometry);
+            let again = unpack(dtype, &geometry, &codes, &scales);
+            assert!(again == payload, "{} {rows}x{cols}", dtype.name());
+        }
+    }
+}
+
+#[test]
+fn planes_are_about_as_large_as_the_file() {
+    for dtype in Dtype::all() {
+        let limit = if dtype == Dtype::Q1t { 1.12 } else { 1.02 };
+        for (rows, cols) in [(70, 1024), (33, 4096), (40, 896)] {
+            let payload = payload(dtype, rows, cols);
+            let source = Source::open(dtype, &payload, rows, cols).unwrap();
+            let ratio = geometry(&source, rows).data_bytes() as f64 / payload.len() as f64;
+            assert!(ratio <= limit, "{} {rows}x{cols}: {ratio:.3}", dtype.name());
+        }
+    }
+}
+
+#[test]
+fn of_entries_for_one_weight_the_last_counts() {
+    let (rows, cols) = (3, 64);
+    let entry = |index: u32, value: f32| [&index.to_le_bytes()[..], &f16::from_f32(value).to_le_bytes()].concat();
+    let flat = [(70, 1.0), (3, 2.0), (70, 3.0), (191, 4.0), (2, 5.0), (3, 6.0)];
+    let mut q1s = payload(Dtype::Q1, rows, cols);
+    q1s.extend((flat.len() as u32).to_le_bytes());
+    flat.iter().for_each(|&(index, value)| q1s.extend(entry(index, value)));
+    let mut q1t = payload(Dtype::Q1t, rows, cols)[..rows * 2 * 9].to_vec();
+    [0u32, 3, 5, 6].iter().for_each(|at| q1t.extend(at.to_le_bytes()));
+    for (col, value) in [(3u16, 2.0), (2, 5.0), (3, 6.0), (6, 1.0), (6, 3.0), (63, 4.0)] {
+        q1t.extend(col.to_le_bytes());
+        q1t.extend(f16::from_f32(value).to_le_bytes());
+    }
+    for (dtype, payload) in [(Dtype::Q1s, q1s), (Dtype::Q1t, q1t)] {
+        let source = Source::open(dtype, &payload, rows, cols).unwrap();
+        let row = |row: usize| {
+            let mut out = Vec::new();
+            source.overlay(row, &mut out).unwrap();
+            let entry = |e: &[u8]| {
+                (
+                    e[0] as u16 | (e[1] as u16) << 8,
+                    f16::from_le_bytes([e[2], e[3]]).to_f32(),
+                )
+            };
+            out.chunks_exact(4).map(entry).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            [row(0), row(1), row(2)],
+            [vec![(2, 5.0), (3, 6.0)], vec![(6, 3.0)], vec![(63, 4.0)]]
+        );
+        assert_eq!([0..1, 1..2, 0..3].map(|rows| source.amount(rows)), [2, 1, 4]);
+        // The reference agrees about which one counts.
+        let mut values = vec![0.0; cols];
+        dtype.decoder(&payload, rows, cols).unwrap().row(0, &mut values);
+        assert_eq!(values[2..4], [5.0, 6.0]);
+    }
+}
+
+#[test]
+fn a_bad_payload_is_an_error() {
+    let short = Source::open(Dtype::Q8Row, &[0; 40], 2, 32).unwrap();
+    let mut out = [0; 64];
+    assert!(short.codes(0..2, &mut out).is_err());
+    assert!(short.row_scales(0..2, 0, &mut out).is_err());
+    for dtype in [Dtype::Vbit, Dtype::VbitRo, Dtype::Q1s, Dtype::Q1t] {
+        let good = payload(dtype, 7, 96);
+        for len in 0..good.len() {
+            // Every shorter payload misses a scale, a code or an entry.
+            assert!(
+                Source::open(dtype, &good[..len], 7, 96).is_err(),
+                "{} {len}",
+                dtype.name()
+            );
+        }
+        // No byte makes the repack read past the payload or write past the planes.
+        for at in 0..good.len() {
+            for value in [0, 2, 7, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = value;
+                let Ok(opened) = Source::open(dtype, &bad, 7, 96) else {
+                    continue;
+                };
+                let mut codes = vec![0; opened.code_bytes(0..7)];
+                if opened.codes(0..7, &mut codes).is_ok() {
+                    let geometry = geometry(&opened, 7);
+                    let (_, scales) = repack(&opened, &geometry);
+                    assert_eq!(scales.len(), geometry.scale_bytes());
+                }
+            }
+        }
+    }
+    let mut bad = payload(Dtype::Q1t, 1, 32);
+    bad[3] = 243;
+    let opened = Source::open(Dtype::Q1t, &bad, 1, 32).unwrap();
+    let err = opened.codes(0..1, &mut out[..8]).unwrap_err();
+    assert!(
+        err.message.contains("row 0, group 0") && err.message.contains("243"),
+        "{err}"
+    );
+    let mut bad = payload(Dtype::Q4tp, 1, 32);
+    bad[16..18].copy_from_slice(&f16::NAN.to_le_bytes());
+    let opened = Source::open(Dtype::Q4tp, &bad, 1, 32).unwrap();
+    let err = opened.row_scales(0..1, 0, &mut out[..8]).unwrap_err();
+    assert!(
+        err.kind == crate::error::Kind::NonFinite && err.message.contains("row 0"),
+        "{err}"
+    );
+    assert!(Source::open(Dtype::Q1s, &payload(Dtype::Q1s, 1, 65_568), 1, 65_568).is_err());
+}

@@ -1,0 +1,95 @@
+//! Models of another writer continue their recorded prompts with the recorded tokens, on the device and on the host.
+
+use cmf_gpu::container::Container;
+use cmf_gpu::gpu::GpuExecutor;
+use cmf_gpu::host::HostExecutor;
+use cmf_gpu::kernel::Kv;
+use cmf_gpu::program::{Executor, PlanOptions};
+use cmf_gpu::sampling::Sampling;
+use cmf_gpu::session::{Cancel, Generation, Session};
+use serde_json::Value;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A recorded token may be missed where its logit is less than this above the next one's.
+const NEAR_TIE: f64 = 2e-3;
+
+fn tokens(value: &Value) -> Vec<u32> {
+    let ids = value.as_array().unwrap().iter();
+    ids.map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// Greedy tokens after a prompt, none of which ends the answer.
+fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
+    assert!(session.prefill(prompt, &Cancel::new()).unwrap().1.is_continue());
+    let mut found = Vec::new();
+    let generation = Generation {
+        sampling: Sampling::greedy(),
+        stops: Vec::new(),
+        max_tokens: count,
+    };
+    let mut emit = |token| {
+        found.push(token);
+        ControlFlow::Continue(())
+    };
+    session.generate(&generation, &Cancel::new(), &mut emit).unwrap();
+    found
+}
+
+/// Runs a file of the manifest; how many runs were compared.
+fn check(dir: &Path, entry: &Value) -> usize {
+    let name = entry["name"].as_str().unwrap();
+    let tensors = Arc::new(Container::open(&dir.join(entry["file"].as_str().unwrap())).unwrap());
+    let device = crate::device();
+    let mut compared = 0;
+    for on_host in [false, true] {
+        let options = PlanOptions {
+            ctx: 96,
+            chunk: 16,
+            // As exact as the recorded runs.
+            kv: Kv::F32,
+            max_binding: device.max_binding(),
+            all_logits: false,
+        };
+        let plan = crate::plan_of(&tensors, &options);
+        let executor: Box<dyn Executor> = match on_host {
+            true => Box::new(HostExecutor::new(plan.clone(), tensors.clone()).unwrap()),
+            false => Box::new(GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut |_, _| Ok(())).unwrap()),
+        };
+        let mut session = Session::new(plan, executor);
+        for run in entry["runs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|run| run["kind"] == "backbone")
+        {
+            let (prompt, wanted) = (tokens(&run["prompt"]), tokens(&run["tokens"]));
+            let found = greedy(&mut session, &prompt, wanted.len());
+            compared += 1;
+            if let Some(at) = (0..wanted.len()).find(|&at| found.get(at) != Some(&wanted[at])) {
+                let gap = run["gaps"][at].as_f64().unwrap();
+                assert!(
+                    gap < NEAR_TIE,
+                    "{name}, host {on_host}, prompt of {}: token {at} is {found:?}, wanted {wanted:?}, {gap} apart",
+                    prompt.len()
+                );
+            }
+        }
+    }
+    compared
+}
+
+#[test]
+fn models_of_another_writer_say_what_it_recorded() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/interop");
+    let manifest: Value = serde_json::from_slice(&std::fs::read(dir.join("manifest.json")).unwrap()).unwrap();
+    let mut compared = 0;
+    for entry in manifest["files"].as_array().unwrap() {
+        if entry["expect"] == "ok" {
+            compared += check(&dir, entry);
+        }
+    }
+    // Five files, three prompts each, on two executors.
+    assert_eq!(compared, 30);
+}
