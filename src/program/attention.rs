@@ -2,9 +2,9 @@
 
 use super::walk::{Mode, Source, Walk};
 use super::{ATTENTION_BLOCK, Bind, Fill, Stacking, VectorId};
-use crate::error::Result;
+use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
-use crate::model::{Layer, Linear};
+use crate::model::{Attention, Layer, Linear};
 
 impl Walk<'_> {
     /// Both modes of h += attention(norm(h)).
@@ -12,12 +12,11 @@ impl Walk<'_> {
         &mut self,
         number: usize,
         layer: &Layer,
-        norm: VectorId,
-        next_norm: VectorId,
+        attention: &Attention,
+        [norm, next_norm]: [VectorId; 2],
     ) -> Result<()> {
         let name = |part: &str| format!("layer.{number:02}.attn.{part}");
         let model = self.model;
-        let attention = &layer.attention;
         let (decode, prefill) = (self.decode, self.prefill);
         let head_vectors = (model.head_dim / 4) as u32;
         let (heads, kv_heads) = (attention.heads as u32, attention.kv_heads as u32);
@@ -28,6 +27,12 @@ impl Walk<'_> {
         let k_cache = self.b.buffer(name("k_cache"), cache_bytes, Fill::Zero)?;
         let v_cache = self.b.buffer(name("v_cache"), cache_bytes, Fill::Zero)?;
 
+        if attention.gated || attention.norm_after_rope || attention.v_norm {
+            bail!(
+                UnsupportedModel,
+                "layer {number}: output gates, norms after the rotation and value norms are not supported yet"
+            );
+        }
         self.norm(norm, &name("norm"));
         self.projections(&name("qkv"), &attention.projections.iter().collect::<Vec<_>>())?;
 

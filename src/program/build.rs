@@ -7,7 +7,7 @@ use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::kernel::Kv;
-use crate::model::{Layer, Linear, Model};
+use crate::model::{Attention, Layer, Linear, Mixer, Model};
 use crate::sampling;
 
 /// What the device and the caller decide about a plan.
@@ -72,7 +72,13 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     for (i, layer) in model.layers.iter().enumerate() {
         let ffn_norm = walk.vector(format!("layer.{i:02}.ffn.norm"), layer.ffn_norm);
         let next_norm = walk.norm_vector(i + 1, norm_of(model.layers.get(i + 1)));
-        walk.attention(i, layer, norm, ffn_norm)?;
+        match &layer.mixer {
+            Mixer::Attention(attention) => walk.attention(i, layer, attention, [norm, ffn_norm])?,
+            Mixer::DeltaNet(_) => bail!(
+                UnsupportedModel,
+                "layer {i} is a Gated DeltaNet, which is not supported yet"
+            ),
+        }
         walk.ffn(i, layer, ffn_norm, next_norm)?;
         walk.end_layer();
         norm = next_norm;
@@ -135,9 +141,17 @@ impl Builder<'_> {
     /// Activations for one column and for a chunk, as wide as the widest layer needs.
     fn scratch(&mut self, model: &Model) -> Result<[Scratch; 2]> {
         let widest = |f: &dyn Fn(&Layer) -> usize| model.layers.iter().map(f).max().unwrap_or(0);
-        let heads = widest(&|layer| layer.attention.heads);
-        let qkv = widest(&|layer| (layer.attention.heads + 2 * layer.attention.kv_heads) * model.head_dim);
-        let attn = widest(&|layer| layer.attention.heads * model.head_dim);
+        let of_attention = |layer: &Layer, f: &dyn Fn(&Attention) -> usize| match &layer.mixer {
+            Mixer::Attention(attention) => f(attention),
+            Mixer::DeltaNet(_) => 0,
+        };
+        let heads = widest(&|layer| of_attention(layer, &|attention| attention.heads));
+        let qkv = widest(&|layer| {
+            of_attention(layer, &|attention| {
+                (attention.heads + 2 * attention.kv_heads) * model.head_dim
+            })
+        });
+        let attn = widest(&|layer| of_attention(layer, &|attention| attention.heads * model.head_dim));
         let act = widest(&|layer| layer.ffn.down.cols);
         let post_norms = model
             .layers
