@@ -3,6 +3,8 @@
 mod build;
 mod families;
 mod gguf;
+#[path = "../golden/mod.rs"]
+mod golden;
 mod huggingface;
 mod malformed;
 mod refusals;
