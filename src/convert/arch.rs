@@ -69,6 +69,8 @@ impl Dims {
 
 /// How long `dim` is in a network.
 pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
+    let of = |dim: Option<usize>| dim.unwrap_or(0);
+    let values = of(arch.linear_num_value_heads).saturating_mul(of(arch.linear_value_head_dim));
     let length = match dim {
         Dim::Hidden => arch.hidden_size,
         Dim::Inter => arch.intermediate_size,
@@ -85,6 +87,18 @@ pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
         }
         Dim::TwoInter => arch.intermediate_size.saturating_mul(2),
         Dim::TwoHidden => arch.hidden_size.saturating_mul(2),
+        Dim::TwoQuery => length(arch, Dim::Query).saturating_mul(2) as usize,
+        Dim::DeltaChannels => {
+            let keys = of(arch.linear_num_key_heads).saturating_mul(of(arch.linear_key_head_dim));
+            keys.saturating_mul(2).saturating_add(values)
+        }
+        Dim::DeltaValues => values,
+        Dim::DeltaAll => (length(arch, Dim::DeltaChannels) as usize).saturating_add(values),
+        Dim::DeltaHeads => of(arch.linear_num_value_heads),
+        Dim::TwoDeltaHeads => of(arch.linear_num_value_heads).saturating_mul(2),
+        Dim::DeltaHead => of(arch.linear_value_head_dim),
+        Dim::One => 1,
+        Dim::Taps => of(arch.linear_conv_kernel_dim),
     };
     length as u64
 }

@@ -74,6 +74,11 @@ impl Planes {
         }
     }
 
+    /// Whether it has scales by column, for each of at most three stacked tensors.
+    pub fn has_column_scales(self) -> bool {
+        self == Planes::I8Col
+    }
+
     /// The family that serves `dtype` with rows of `cols`. Errors: `UnsupportedTensorType` where there is no kernel yet.
     pub fn of(dtype: Dtype, cols: usize) -> Result<Planes> {
         Ok(match dtype {

@@ -29,7 +29,6 @@ fn close(what: &str, found: &[f32], expected: &[crate::golden::Row]) {
     }
 }
 
-
 fn temporary(name: &str) -> String {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join(name)

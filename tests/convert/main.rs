@@ -7,6 +7,7 @@ mod gguf;
 mod golden;
 mod huggingface;
 mod malformed;
+mod recurrent;
 mod refusals;
 mod requant;
 mod tokenizer;

@@ -21,15 +21,19 @@ const TOLERANCE: f32 = 1e-3;
 const STEPS: usize = 32;
 
 /// A golden model, converted to f16, which holds its weights exactly.
-struct Golden {
+pub struct Golden {
     name: &'static str,
-    tensors: Arc<Container>,
+    pub tensors: Arc<Container>,
     _dir: tempfile::TempDir,
 }
 
 impl Golden {
     fn open(name: &'static str) -> Golden {
-        let (tensors, guard) = crate::golden(name, Dtype::F16);
+        Golden::of(name, crate::golden(name, Dtype::F16))
+    }
+
+    /// A file that computes what was recorded for `name`.
+    pub fn of(name: &'static str, (tensors, guard): (Arc<Container>, tempfile::TempDir)) -> Golden {
         Golden {
             name,
             tensors,
@@ -37,36 +41,36 @@ impl Golden {
         }
     }
 
-    fn plan(&self, chunk: u32, max_binding: u64) -> Arc<Plan> {
+    pub fn plan(&self, chunk: u32, max_binding: u64) -> Arc<Plan> {
         let options = PlanOptions {
             ctx: 96,
             chunk,
             kv: Kv::F32,
             max_binding,
             all_logits: true,
+            drafts: 0,
         };
         crate::plan_of(&self.tensors, &options)
     }
 
-    fn device(&self, chunk: u32) -> Session {
+    pub fn device(&self, chunk: u32) -> Session {
         let device = crate::device();
         let plan = self.plan(chunk, device.max_binding());
         let executor = GpuExecutor::new(device, plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap();
         Session::new(plan, Box::new(executor))
     }
 
-    fn host(&self, chunk: u32) -> Session {
+    pub fn host(&self, chunk: u32) -> Session {
         let plan = self.plan(chunk, 1 << 30);
         let executor: Box<dyn Executor> = Box::new(HostExecutor::new(plan.clone(), self.tensors.clone()).unwrap());
         Session::new(plan, executor)
     }
 
     /// Compares a session with everything that is recorded.
-    fn check(&self, session: &mut Session) {
+    pub fn check(&self, session: &mut Session) {
         let recorded = Recorded::of(self.name);
         let rows = |name: &str| recorded.rows(name);
-        let path = crate::golden::fixture(self.name).join("golden.json");
-        let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let json = crate::golden::described(self.name);
         for (p, prompt) in json["prompts"].as_array().unwrap().iter().enumerate() {
             let ids = |key: &str| -> Vec<u32> {
                 let ids = prompt[key].as_array().unwrap().iter();
@@ -173,4 +177,5 @@ macro_rules! models {
         }
     };
 }
-models!(llama_tied llama_untied llama3_rope llama_bias qwen2 qwen3 qwen3_yarn qwen3_mtp mistral_swa gemma2 gemma3 phi3 phi3_longrope);
+models!(llama_tied llama_untied llama3_rope llama_bias qwen2 qwen3 qwen3_yarn qwen3_mtp mistral_swa gemma2 gemma3 phi3 phi3_longrope
+    qwen3_5 qwen3_5_hub);

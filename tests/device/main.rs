@@ -6,6 +6,7 @@ mod goldens;
 mod host;
 mod invariance;
 mod parity;
+mod recurrent;
 
 use cmf_gpu::container::Container;
 use cmf_gpu::convert::{Options, convert};

@@ -53,7 +53,7 @@ pub fn unpack(model: &str, to: &Path) {
             let text = Weights::read(&base.join("model.packed"));
             // What the published layout has besides the text model.
             let more = packed.exists().then(|| Weights::read(&packed));
-            for file in SMALL.iter().filter(|file| base.join(file).exists()) {
+            for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
                 std::fs::copy(base.join(file), to.join(file)).unwrap();
             }
             text.as_published(more)
@@ -225,6 +225,12 @@ fn unpack_bf16(data: &mut &[u8], count: usize) -> Vec<u16> {
         highs[(value >> 7) as usize] << 7 | (value & 127) as u16
     };
     (0..count).map(|_| next()).collect()
+}
+
+/// `golden.json` of a model: prompts, greedy paths and more; a published layout has that of the plain one.
+pub fn described(model: &str) -> Value {
+    let path = fixture(model.strip_suffix("_hub").unwrap_or(model)).join("golden.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 /// Recorded values: one row of a tensor.

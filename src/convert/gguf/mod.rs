@@ -54,7 +54,7 @@ impl Source {
             bail!(
                 UnsupportedModel,
                 "GGUF architecture '{name}' cannot be converted; known are {}",
-                Family::names()
+                Family::gguf_names()
             );
         };
         keys.refuse_unknown()?;
