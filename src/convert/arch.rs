@@ -5,6 +5,7 @@
 use super::family::{Dim, Family};
 use crate::container::{Arch, LayerType};
 use crate::error::{Result, bail};
+use serde_json::json;
 
 /// Longer heads, wider rows or larger vocabularies than any model has are damage, and have sized nothing yet.
 const MAX_DIM: u64 = 1 << 24;
@@ -121,6 +122,24 @@ pub(super) fn frequencies(arch: &Arch) -> Result<usize> {
         );
     }
     Ok(rotated / 2)
+}
+
+/// Makes every layer recurrent but each `interval`-th. Errors: `UnsupportedModel` for an interval of 0.
+pub(super) fn recurring(arch: &mut Arch, interval: usize) -> Result<()> {
+    if interval == 0 {
+        bail!(UnsupportedModel, "'full_attention_interval' is 0");
+    }
+    let slots = arch.layer_types.iter_mut().enumerate();
+    slots
+        .filter(|(layer, _)| !(layer + 1).is_multiple_of(interval))
+        .for_each(|(_, slot)| *slot = LayerType::LinearAttention);
+    // Other readers of the container look here as well.
+    arch.linear_core = Some(json!({
+        "kind": "gated_delta_net",
+        "num_heads": arch.linear_num_value_heads,
+        "value_head_dim": arch.linear_value_head_dim,
+    }));
+    Ok(())
 }
 
 /// Which layers slide by rule: all, or all but every `pattern`-th.

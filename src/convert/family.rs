@@ -87,7 +87,7 @@ const PLAIN: Family = Family {
 /// What families with Gated DeltaNet layers have in common.
 const RECURRENT: Family = Family {
     model_type: "qwen3_5_text",
-    gguf: "",
+    gguf: "qwen35",
     norm_style: NormStyle::Gemma,
     qk_norm: true,
     delta: Some(Delta::Split),
@@ -133,6 +133,7 @@ const FAMILIES: [Family; 9] = [
     RECURRENT,
     Family {
         model_type: "qwen3_next",
+        gguf: "",
         delta: Some(Delta::Fused),
         ..RECURRENT
     },
@@ -288,6 +289,8 @@ pub(super) enum Need {
     Sandwich,
     /// In families with two norms a layer.
     TwoNorms,
+    /// In those that also have Gated DeltaNet layers.
+    DeltaNorms,
     /// In families whose projections are separate; the second says whether it must be there.
     Split(bool),
     /// In families whose projections are fused; the second says whether it must be there.
@@ -306,7 +309,8 @@ impl Need {
             Need::Delta => (family.delta.is_some(), true),
             Need::DeltaOf(delta) => (family.delta == Some(delta), true),
             Need::Sandwich => (family.sandwich, true),
-            Need::TwoNorms => (!family.sandwich, true),
+            Need::TwoNorms => (!family.sandwich && family.delta.is_none(), true),
+            Need::DeltaNorms => (!family.sandwich && family.delta.is_some(), true),
             Need::Split(required) => (!family.fused, required),
             Need::Fused(required) => (family.fused, required),
         };
@@ -394,11 +398,16 @@ pub(super) const LAYER: &[Role] = &[
     ),
     role(
         "self_attn.q_proj.weight",
-        "",
+        "attn_q.weight",
         &[TwoQuery, Hidden],
         Need::GatedQuery(true),
     ),
-    role("self_attn.q_proj.bias", "", &[TwoQuery], Need::GatedQuery(false)),
+    role(
+        "self_attn.q_proj.bias",
+        "attn_q.bias",
+        &[TwoQuery],
+        Need::GatedQuery(false),
+    ),
     rotating(
         "self_attn.k_proj.weight",
         "attn_k.weight",
@@ -422,35 +431,35 @@ pub(super) const LAYER: &[Role] = &[
     role("self_attn.o_proj.bias", "attn_output.bias", &[Hidden], Need::Optional),
     role("self_attn.q_norm.weight", "attn_q_norm.weight", &[Head], Need::QkNorm),
     role("self_attn.k_norm.weight", "attn_k_norm.weight", &[Head], Need::QkNorm),
-    role("linear_attn.A_log", "", &[DeltaHeads], Need::Delta),
+    role("linear_attn.A_log", "ssm_a", &[DeltaHeads], Need::Delta),
     role(
         "linear_attn.conv1d.weight",
-        "",
+        "ssm_conv1d.weight",
         &[DeltaChannels, One, Taps],
         Need::Delta,
     ),
-    role("linear_attn.dt_bias", "", &[DeltaHeads], Need::Delta),
+    role("linear_attn.dt_bias", "ssm_dt.bias", &[DeltaHeads], Need::Delta),
     role(
         "linear_attn.in_proj_qkv.weight",
-        "",
+        "attn_qkv.weight",
         &[DeltaChannels, Hidden],
         Need::DeltaOf(Delta::Split),
     ),
     role(
         "linear_attn.in_proj_z.weight",
-        "",
+        "attn_gate.weight",
         &[DeltaValues, Hidden],
         Need::DeltaOf(Delta::Split),
     ),
     role(
         "linear_attn.in_proj_b.weight",
-        "",
+        "ssm_beta.weight",
         &[DeltaHeads, Hidden],
         Need::DeltaOf(Delta::Split),
     ),
     role(
         "linear_attn.in_proj_a.weight",
-        "",
+        "ssm_alpha.weight",
         &[DeltaHeads, Hidden],
         Need::DeltaOf(Delta::Split),
     ),
@@ -466,13 +475,24 @@ pub(super) const LAYER: &[Role] = &[
         &[TwoDeltaHeads, Hidden],
         Need::DeltaOf(Delta::Fused),
     ),
-    role("linear_attn.norm.weight", "", &[DeltaHead], Need::Delta),
-    role("linear_attn.out_proj.weight", "", &[Hidden, DeltaValues], Need::Delta),
+    role("linear_attn.norm.weight", "ssm_norm.weight", &[DeltaHead], Need::Delta),
+    role(
+        "linear_attn.out_proj.weight",
+        "ssm_out.weight",
+        &[Hidden, DeltaValues],
+        Need::Delta,
+    ),
     role(
         "post_attention_layernorm.weight",
         "ffn_norm.weight",
         &[Hidden],
         Need::TwoNorms,
+    ),
+    role(
+        "post_attention_layernorm.weight",
+        "post_attention_norm.weight",
+        &[Hidden],
+        Need::DeltaNorms,
     ),
     role(
         "post_attention_layernorm.weight",

@@ -55,6 +55,8 @@ impl Bound<'_> {
             for c in 0..ctl.columns as usize {
                 let pos = ctl.pos as usize + c;
                 let y = self.delta_column(p, &shape, head, pos, c, &mut state)?;
+                // A state is stored after every position, whatever the chunks.
+                state.iter_mut().for_each(|v| *v = f64::from(*v as f32));
                 self.store(7, c * p.y_stride as usize * 4 + head * shape.value, &y)?;
                 if c + shape.slots >= ctl.columns as usize {
                     self.store(6, at(pos % shape.slots), &state)?;

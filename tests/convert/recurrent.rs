@@ -1,6 +1,6 @@
 //! Families with Gated DeltaNet layers: what of them reaches the container, and what is refused.
 
-use crate::build::{Copy, converted, fixture, run, source_values, values};
+use crate::build::{Copy, Gguf, Meta, converted, fixture, run, source_values, values};
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, LayerType, MemoryTensors, NormStyle, Tensors};
 use cmf_gpu::dtype::Dtype;
@@ -142,7 +142,7 @@ fn what_these_families_cannot_have_is_refused() {
         ),
         (
             "qwen3",
-            |c| drop(c.insert("layer_types".into(), json!(["linear_attention"; 3]))),
+            |c| drop(c.insert("layer_types".into(), json!(vec!["linear_attention"; 3]))),
             "\"linear_attention\"",
         ),
     ];
@@ -233,4 +233,168 @@ fn tensors_decide_what_a_layer_is() {
     bad.linear_num_value_heads = Some(1 << 62);
     let err = bind(&bad, &container).unwrap_err();
     assert_eq!(err.kind, Kind::Parse, "{err}");
+}
+
+/// Blocks of `width` rows from `first` on: what belongs to value head k·sharing + j goes to place j·key_heads + k.
+fn tiled(rows: &[Vec<f32>], first: usize, key_heads: usize, sharing: usize, width: usize) -> Vec<Vec<f32>> {
+    let mut out = rows.to_vec();
+    for k in 0..key_heads {
+        for j in 0..sharing {
+            for row in 0..width {
+                out[first + (j * key_heads + k) * width + row] = rows[first + (k * sharing + j) * width + row].clone();
+            }
+        }
+    }
+    out
+}
+
+fn transposed(rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    (0..rows[0].len())
+        .map(|col| rows.iter().map(|row| row[col]).collect())
+        .collect()
+}
+
+/// The model as a GGUF file holds it.
+fn gguf() -> Gguf {
+    let mut file = Gguf::new();
+    file.set("general.architecture", Meta::Str("qwen35".into()));
+    for (key, value) in [
+        ("block_count", 4),
+        ("context_length", 4096),
+        ("embedding_length", 64),
+        ("feed_forward_length", 160),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("attention.key_length", 64),
+        ("attention.value_length", 64),
+        ("rope.dimension_count", 16),
+        ("ssm.conv_kernel", 4),
+        ("ssm.state_size", 32),
+        ("ssm.group_count", 2),
+        ("ssm.time_step_rank", 4),
+        ("ssm.inner_size", 128),
+        ("full_attention_interval", 4),
+    ] {
+        file.set(format!("qwen35.{key}"), Meta::U32(value));
+    }
+    file.set("qwen35.rope.freq_base", Meta::F32(1e7));
+    file.set("qwen35.attention.layer_norm_rms_epsilon", Meta::F32(1e-6));
+    for (name, (shape, values)) in source_values("qwen3_5") {
+        let cols = *shape.last().unwrap() as usize;
+        let mut rows: Vec<Vec<f32>> = match shape.len() {
+            1 => values.iter().map(|&value| vec![value]).collect(),
+            _ => values.chunks(cols).map(<[f32]>::to_vec).collect(),
+        };
+        let part = name.split_once("linear_attn.").map_or("", |(_, part)| part);
+        match part {
+            "in_proj_qkv.weight" | "conv1d.weight" => rows = tiled(&rows, 128, 2, 2, 32),
+            "in_proj_z.weight" => rows = tiled(&rows, 0, 2, 2, 32),
+            "in_proj_a.weight" | "in_proj_b.weight" | "A_log" | "dt_bias" => rows = tiled(&rows, 0, 2, 2, 1),
+            "out_proj.weight" => rows = transposed(&tiled(&transposed(&rows), 0, 2, 2, 32)),
+            _ => {}
+        }
+        let mut values = rows.concat();
+        if part == "A_log" {
+            values.iter_mut().for_each(|value| *value = -value.exp());
+        } else if name.ends_with("norm.weight") && part.is_empty() {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        let shape: Vec<u64> = match part {
+            "conv1d.weight" => vec![shape[0], shape[2]],
+            _ => shape,
+        };
+        let mut name = name.replace("model.layers.", "blk.");
+        for (from, to) in [
+            ("model.embed_tokens.", "token_embd."),
+            ("model.norm.", "output_norm."),
+            ("lm_head.", "output."),
+            ("input_layernorm.", "attn_norm."),
+            ("post_attention_layernorm.", "post_attention_norm."),
+            ("self_attn.q_proj.", "attn_q."),
+            ("self_attn.k_proj.", "attn_k."),
+            ("self_attn.v_proj.", "attn_v."),
+            ("self_attn.o_proj.", "attn_output."),
+            ("self_attn.q_norm.", "attn_q_norm."),
+            ("self_attn.k_norm.", "attn_k_norm."),
+            ("linear_attn.A_log", "ssm_a"),
+            ("linear_attn.conv1d.", "ssm_conv1d."),
+            ("linear_attn.dt_bias", "ssm_dt.bias"),
+            ("linear_attn.in_proj_qkv.", "attn_qkv."),
+            ("linear_attn.in_proj_z.", "attn_gate."),
+            ("linear_attn.in_proj_a.", "ssm_alpha."),
+            ("linear_attn.in_proj_b.", "ssm_beta."),
+            ("linear_attn.norm.", "ssm_norm."),
+            ("linear_attn.out_proj.", "ssm_out."),
+            ("mlp.gate_proj.", "ffn_gate."),
+            ("mlp.up_proj.", "ffn_up."),
+            ("mlp.down_proj.", "ffn_down."),
+        ] {
+            name = name.replace(from, to);
+        }
+        file.f32(name, &shape, &values);
+    }
+    file
+}
+
+fn convert_gguf(file: &Gguf) -> cmf_gpu::Result<(tempfile::TempDir, cmf_gpu::convert::Report, Container)> {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, out) = (dir.path().join("model.gguf"), dir.path().join("out.cmf"));
+    std::fs::write(&path, file.bytes()).unwrap();
+    let report = run(&path, &out, Dtype::F16)?;
+    let container = Container::open(&out)?;
+    Ok((dir, report, container))
+}
+
+#[test]
+fn a_gguf_file_gives_the_same_network() {
+    let (_dir, _, wanted) = converted(&fixture("qwen3_5"), Dtype::F16);
+    let mut file = gguf();
+    let (_guard, report, found) = convert_gguf(&file).unwrap();
+    assert!(report.dropped.is_empty(), "{:?}", report.dropped);
+    assert_eq!(found.header().arch, wanted.header().arch);
+    let names = |container: &Container| {
+        container
+            .infos()
+            .iter()
+            .map(|info| info.name.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&found), names(&wanted));
+    let all = values(&found);
+    for (name, (shape, wanted)) in values(&wanted) {
+        let (found_shape, found) = &all[&name];
+        assert_eq!(*found_shape, shape, "{name}");
+        // What went through exp and ln may be off by a rounding.
+        let near = |(found, wanted): (&f32, &f32)| match name.ends_with("A_log") {
+            true => (found - wanted).abs() <= 1e-3 * wanted.abs(),
+            false => found == wanted,
+        };
+        assert!(found.iter().zip(&wanted).all(near), "{name}");
+    }
+    // A multi-token head is behind the layers, and is named.
+    file.set("qwen35.block_count", Meta::U32(5));
+    file.set("qwen35.nextn_predict_layers", Meta::U32(1));
+    file.f32("blk.4.nextn.eh_proj.weight", &[64, 128], &[0.0; 64 * 128]);
+    file.f32("blk.4.attn_norm.weight", &[64], &[1.0; 64]);
+    let (_guard, report, again) = convert_gguf(&file).unwrap();
+    assert!(values(&again) == all);
+    assert_eq!(report.dropped.len(), 2);
+    assert!(report.dropped[0].contains("blk.4."), "{:?}", report.dropped);
+}
+
+#[test]
+fn a_gguf_file_with_other_heads_is_refused() {
+    for (key, value, wanted) in [
+        ("ssm.inner_size", 126, "'qwen35.ssm.inner_size' is 126"),
+        ("ssm.time_step_rank", 0, "'qwen35.ssm.inner_size' is 128"),
+        ("ssm.inner_size", 256, "are not 128 and 4 heads of 64"),
+        ("ssm.group_count", 0, "0 key heads"),
+        ("full_attention_interval", 0, "'full_attention_interval' is 0"),
+    ] {
+        let mut file = gguf();
+        file.set(format!("qwen35.{key}"), Meta::U32(value));
+        let err = convert_gguf(&file).map(|_| ()).unwrap_err();
+        assert_eq!(err.kind, Kind::UnsupportedModel, "{err}");
+        assert!(err.message.contains(wanted), "{wanted}: {err}");
+    }
 }

@@ -2,12 +2,12 @@
 //!
 //! Knows the keys of Hugging Face configurations and refuses by name those whose meaning it cannot keep. Knows no tensors.
 
-use super::super::arch::{Dims, frequencies, slides, windows};
+use super::super::arch::{Dims, frequencies, recurring, slides, windows};
 use super::super::family::{Family, Window};
 use super::super::rope::{self, Llama3};
 use crate::container::{Arch, HiddenAct, LayerType, Mtp, Yarn};
 use crate::error::{Error, Kind, Result, bail};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// A JSON object whose values are asked for by key and type. `null` counts as absent.
 #[derive(Clone, Copy)]
@@ -258,21 +258,8 @@ fn linear_attention(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()>
     arch.linear_num_value_heads = size("linear_num_value_heads")?;
     arch.linear_key_head_dim = size("linear_key_head_dim")?;
     arch.linear_value_head_dim = size("linear_value_head_dim")?;
-    // Other readers of the container look here as well.
-    arch.linear_core = Some(json!({
-        "kind": "gated_delta_net",
-        "num_heads": arch.linear_num_value_heads,
-        "value_head_dim": arch.linear_value_head_dim,
-    }));
     let interval = keys.need("full_attention_interval", keys.size("full_attention_interval")?)?;
-    if interval == 0 {
-        bail!(UnsupportedModel, "config key 'full_attention_interval' is 0");
-    }
-    let slots = arch.layer_types.iter_mut().enumerate();
-    slots
-        .filter(|(layer, _)| !(layer + 1).is_multiple_of(interval))
-        .for_each(|(_, slot)| *slot = LayerType::LinearAttention);
-    Ok(())
+    recurring(arch, interval)
 }
 
 fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
