@@ -4,6 +4,7 @@
 //! file's payloads. Knows plans and tensors, no device, and nothing of how a device's kernel orders its sums.
 
 mod attention;
+mod delta_net;
 mod linear;
 
 use crate::container::Tensors;
@@ -174,6 +175,7 @@ impl Bound<'_> {
             Op::AttnBlock(p) => self.attn_block(p),
             Op::AttnMerge(p) => self.attn_merge(p),
             Op::AttnChunk(p) => self.attn_chunk(p),
+            Op::DeltaNet(p) => self.delta_net(p),
             Op::Sample(p) => self.sample(p),
         }
     }

@@ -57,13 +57,14 @@ pub enum Kernel {
     AttnBlock,
     AttnMerge,
     AttnChunk,
+    DeltaNet,
     Cap,
     Sample,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 17] = [
+    pub const ALL: [Kernel; 18] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -79,6 +80,7 @@ impl Kernel {
         Kernel::AttnBlock,
         Kernel::AttnMerge,
         Kernel::AttnChunk,
+        Kernel::DeltaNet,
         Kernel::Cap,
         Kernel::Sample,
     ];
@@ -269,15 +271,15 @@ impl Kernel {
             },
             Kernel::AttnMerge => &Row {
                 stem: "attn_merge",
-                libs: &["vector", "ctl", "attention"],
-                bindings: &[("ctl", Read), ("part", Read), ("y", Write)],
+                libs: &["vector", "ctl", "attention", "gate"],
+                bindings: &[("ctl", Read), ("part", Read), ("qkv", Read), ("y", Write)],
                 threads: Some(64),
                 weights: false,
                 kv: false,
             },
             Kernel::AttnChunk => &Row {
                 stem: "attn_chunk",
-                libs: &["vector", "ctl", "attention"],
+                libs: &["vector", "ctl", "attention", "gate"],
                 bindings: &[
                     ("ctl", Read),
                     ("qkv", Read),
@@ -288,6 +290,23 @@ impl Kernel {
                 threads: Some(64),
                 weights: false,
                 kv: true,
+            },
+            Kernel::DeltaNet => &Row {
+                stem: "delta_net",
+                libs: &["vector", "ctl"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("proj", Read),
+                    ("conv", Read),
+                    ("gates", Read),
+                    ("norm", Read),
+                    ("ring", Write),
+                    ("state", Write),
+                    ("y", Write),
+                ],
+                threads: Some(256),
+                weights: false,
+                kv: false,
             },
             Kernel::Cap => &Row {
                 stem: "cap",
@@ -521,8 +540,12 @@ params! {
         positions: u32,
         /// Added to the mean of squares of a head.
         eps: f32,
-        /// 1 = query and key heads are normalised.
+        /// Query and key heads are normalised: 0 = not, 1 = before they turn, 2 = afterwards.
         qk_norm: u32,
+        /// 1 = value heads are normalised.
+        v_norm: u32,
+        /// Vectors from one query head to the next.
+        query_vectors: u32,
     }
     /// Parameters of `attn_block`.
     AttnBlock {
@@ -542,11 +565,15 @@ params! {
         softcap: f32,
         /// Positions a query sees; 0 = all.
         window: u32,
+        /// Vectors from one query head to the next.
+        query_vectors: u32,
     }
     /// Parameters of `attn_merge`.
     AttnMerge {
         /// Query heads.
         heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
         /// Vectors of 4 in a head.
         head_vectors: u32,
         /// Blocks that the parts hold for a head.
@@ -559,6 +586,8 @@ params! {
         window: u32,
         /// Vectors of 4 from one output column to the next.
         y_stride: u32,
+        /// Vectors from one query head to the next; more than a head has: its gate follows.
+        query_vectors: u32,
     }
     /// Parameters of `attn_chunk`.
     AttnChunk {
@@ -576,6 +605,51 @@ params! {
         softcap: f32,
         /// Positions a query sees; 0 = all.
         window: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// Vectors from one query head to the next; more than a head has: its gate follows.
+        query_vectors: u32,
+    }
+    /// Parameters of `delta_net`.
+    DeltaNet {
+        /// Value heads.
+        value_heads: u32,
+        /// Neighbouring value heads that share a key head.
+        group: u32,
+        /// Vectors of 4 in a key head, at most 64.
+        key_vectors: u32,
+        /// Vectors of 4 in a value head, at most 64.
+        value_vectors: u32,
+        /// Positions under the convolution.
+        taps: u32,
+        /// Positions whose inputs are kept.
+        ring: u32,
+        /// States that are kept.
+        slots: u32,
+        /// Vectors of 4 from one column of the projections to the next.
+        stride: u32,
+        /// Vectors from one key head's q to the next one's, and likewise of k.
+        key_stride: u32,
+        /// Where the first key head's k begins, in vectors.
+        k_at: u32,
+        /// Where the first value head's v begins, in vectors.
+        v_at: u32,
+        /// Where its z begins.
+        z_at: u32,
+        /// Vectors from the v of one key head's value heads to that of the next one's, and likewise of z.
+        value_stride: u32,
+        /// Where the first value head's b is, in elements.
+        b_at: u32,
+        /// Where its a is.
+        a_at: u32,
+        /// Elements from the b of one key head's value heads to that of the next one's, and likewise of a.
+        gate_stride: u32,
+        /// Factor of q after it is divided by its length.
+        q_scale: f32,
+        /// Added to the squares of q and k before the root.
+        length_eps: f32,
+        /// Added to the mean of squares of a head's output.
+        eps: f32,
         /// Vectors of 4 from one output column to the next.
         y_stride: u32,
     }

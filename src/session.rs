@@ -183,7 +183,18 @@ impl Session {
         self.executor.write(self.plan.fixed.ctl, bytemuck::cast_slice(&[ctl]))
     }
 
-    /// Caches a prompt, re-using the tokens it shares with what is cached. Returns how many tokens were run, and whether it
+    /// How many of the first `shared` cached tokens a run may follow: all of them, or none where a recurrent layer's state
+    /// has moved on and that of the position is not kept.
+    fn reusable(&self, shared: usize) -> usize {
+        let moved_on = self.cached.len() - shared;
+        match self.plan.kept_states {
+            Some(kept) if moved_on >= kept as usize => 0,
+            _ => shared,
+        }
+    }
+
+    /// Caches a prompt, re-using the tokens it shares with what is cached; with recurrent layers only if what is cached
+    /// goes no further, or by less than the states that are kept. Returns how many tokens were run, and whether it
     /// was cancelled.
     ///
     /// Errors: `ContextFull`, `Usage` for unknown tokens, and the executor's.
@@ -192,6 +203,7 @@ impl Session {
         let shared = self.cached.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         // The last token is always run: its hidden state is what the answer begins with.
         let shared = shared.min(tokens.len() - 1);
+        let shared = self.reusable(shared);
         self.cached.truncate(shared);
         self.pending_columns = 0;
         let result = self.prefill_chunks(&tokens[shared..], cancel);

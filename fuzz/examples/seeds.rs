@@ -5,6 +5,8 @@
 #[allow(dead_code, reason = "the tests' builder has more than is needed here")]
 #[path = "../../tests/convert/build.rs"]
 mod build;
+#[path = "../../tests/golden/mod.rs"]
+mod golden;
 #[allow(dead_code, reason = "the tests' builder has more than is needed here")]
 #[path = "../../tests/container/raw.rs"]
 mod raw;

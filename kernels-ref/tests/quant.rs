@@ -5,10 +5,8 @@ use serde_json::Value;
 
 type MakeDecoder = for<'a> fn(&'a [u8], usize, usize) -> Result<Box<dyn RowDecoder + 'a>, BadPayload>;
 
-const DTYPES: [(&str, MakeDecoder); 13] = [
+const DTYPES: [(&str, MakeDecoder); 11] = [
     ("f32", dtype::f32::decoder),
-    ("f16", dtype::f16::decoder),
-    ("bf16", dtype::bf16::decoder),
     ("q8_row", dtype::q8_row::decoder),
     ("q4_block", dtype::q4_block::decoder),
     ("vbit", dtype::vbit::decoder),
@@ -68,6 +66,34 @@ fn decode(make: MakeDecoder, payload: &[u8], rows: usize, cols: usize) -> Vec<f3
         decoder.row(row, out);
     }
     values
+}
+
+/// Every bit pattern against the definition of a binary floating-point number with so many bits of exponent and mantissa.
+#[test]
+fn all_16_bit_floats_are_what_their_bits_mean() {
+    let payload: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    let formats: [(MakeDecoder, u32, u32); 2] = [(dtype::f16::decoder, 5, 10), (dtype::bf16::decoder, 8, 7)];
+    for (make, exponent_bits, mantissa_bits) in formats {
+        let bias = (1 << (exponent_bits - 1)) - 1;
+        let found = decode(make, &payload, 256, 256);
+        for (bits, found) in (0..=u16::MAX).zip(found) {
+            let exponent = i32::from(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+            let fraction = f64::from(bits & ((1 << mantissa_bits) - 1)) / 2f64.powi(mantissa_bits as i32);
+            let magnitude = match (exponent == 2 * bias + 1, exponent) {
+                (true, _) if fraction == 0.0 => f64::INFINITY,
+                (true, _) => f64::NAN,
+                (false, 0) => fraction * 2f64.powi(1 - bias),
+                (false, _) => (1.0 + fraction) * 2f64.powi(exponent - bias),
+            };
+            let wanted = if bits >> 15 == 1 { -magnitude } else { magnitude };
+            let found = f64::from(found);
+            let same = found == wanted && found.is_sign_negative() == wanted.is_sign_negative();
+            assert!(
+                same || found.is_nan() && wanted.is_nan(),
+                "{exponent_bits}+{mantissa_bits} bits {bits:04x}: wanted {wanted:e}, found {found:e}"
+            );
+        }
+    }
 }
 
 #[test]

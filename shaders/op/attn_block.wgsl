@@ -1,6 +1,6 @@
 // One block of 64 positions of attention for all query heads of one key-value head and one column: with s_j the scores,
 // part = [max s, sum exp(s_j - max), 0, 0] followed by sum exp(s_j - max) * v_j, per column, head and block.
-// qkv [columns, heads + 2*kv_heads, head vectors], queries rotated; caches [kv_heads, positions, head vectors];
+// qkv [columns, heads*query + 2*kv_heads*head vectors], queries rotated; caches [kv_heads, positions, head vectors];
 // part [columns, heads, blocks, 1 + head vectors]. A workgroup takes one block.
 struct Params {
     heads: u32,
@@ -11,6 +11,7 @@ struct Params {
     scale: f32,
     softcap: f32,       // 0 = none
     window: u32,        // positions a query sees, itself included; 0 = all
+    query_vectors: u32, // vectors from one query head to the next
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> ctl: Ctl;
@@ -39,9 +40,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var h0 = 0u; h0 < shared_by; h0 += HEADS_AT_ONCE) {
         let some = min(HEADS_AT_ONCE, shared_by - h0);
         let head0 = kv_head * shared_by + h0;
-        let q0 = (c * (params.heads + 2u * params.kv_heads) + head0) * params.head_vectors;
+        let stride = params.heads * params.query_vectors + 2u * params.kv_heads * params.head_vectors;
+        let q0 = c * stride + head0 * params.query_vectors;
         for (var h = 0u; h < some; h += 1u) {
-            let q = q0 + h * params.head_vectors;
+            let q = q0 + h * params.query_vectors;
             var acc = vec4<f32>(0.0);
             for (var i = 0u; i < params.head_vectors; i += 1u) {
                 acc = fma(qkv[q + i], kv_unpack(k_cache[k_row + i]), acc);

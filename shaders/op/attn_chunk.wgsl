@@ -1,5 +1,5 @@
 // y[c][head] = softmax(scores) · v for 4 columns of this run and one query head, in the same order as attn_block and
-// attn_merge. qkv [columns, heads + 2*kv_heads, head vectors], queries rotated; caches [kv_heads, positions, head vectors];
+// attn_merge, times the gate. qkv [columns, heads*query + 2*kv_heads*head vectors], queries rotated; caches [kv_heads, positions, head vectors];
 // y [columns, y_stride]. Thread t owns column t/16 and vectors t%16 + 16n of its head: heads of at most 256.
 struct Params {
     heads: u32,
@@ -10,6 +10,7 @@ struct Params {
     softcap: f32,       // 0 = none
     window: u32,        // positions a query sees, itself included; 0 = all
     y_stride: u32,      // vectors of 4 from one column of y to the next
+    query_vectors: u32, // vectors from one query head to the next; more than a head has: its gate follows
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> ctl: Ctl;
@@ -32,12 +33,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (column0 >= ctl.columns) { return; }
     let kv_head = head / (params.heads / params.kv_heads);
     let cache = kv_head * params.positions;
-    let stride = (params.heads + 2u * params.kv_heads) * params.head_vectors;
+    let stride = params.heads * params.query_vectors + 2u * params.kv_heads * params.head_vectors;
     let last_column = ctl.columns - 1u;
-    let q0 = column0 * stride + head * params.head_vectors;
-    let q1 = min(column0 + 1u, last_column) * stride + head * params.head_vectors;
-    let q2 = min(column0 + 2u, last_column) * stride + head * params.head_vectors;
-    let q3 = min(column0 + 3u, last_column) * stride + head * params.head_vectors;
+    let q0 = column0 * stride + head * params.query_vectors;
+    let q1 = min(column0 + 1u, last_column) * stride + head * params.query_vectors;
+    let q2 = min(column0 + 2u, last_column) * stride + head * params.query_vectors;
+    let q3 = min(column0 + 3u, last_column) * stride + head * params.query_vectors;
     let pos0 = ctl.pos + column0;
     let pos_last = ctl.pos + min(column0 + COLUMNS - 1u, last_column);
     let mine = thread / 16u;
@@ -97,8 +98,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     if (column0 + mine > last_column) { return; }
     let out = (column0 + mine) * params.y_stride + head * params.head_vectors;
-    if (i0 < params.head_vectors) { y[out + i0] = acc0 / run.l; }
-    if (i0 + 16u < params.head_vectors) { y[out + i0 + 16u] = acc1 / run.l; }
-    if (i0 + 32u < params.head_vectors) { y[out + i0 + 32u] = acc2 / run.l; }
-    if (i0 + 48u < params.head_vectors) { y[out + i0 + 48u] = acc3 / run.l; }
+    let q = (column0 + mine) * stride + head * params.query_vectors;
+    if (i0 < params.head_vectors) { y[out + i0] = acc0 / run.l * gate(q, i0); }
+    if (i0 + 16u < params.head_vectors) { y[out + i0 + 16u] = acc1 / run.l * gate(q, i0 + 16u); }
+    if (i0 + 32u < params.head_vectors) { y[out + i0 + 32u] = acc2 / run.l * gate(q, i0 + 32u); }
+    if (i0 + 48u < params.head_vectors) { y[out + i0 + 48u] = acc3 / run.l * gate(q, i0 + 48u); }
 }

@@ -53,8 +53,13 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
         false => model::bind(&header.arch, container),
     };
     let planned = bound.and_then(|model| plan(&model, container, args.ctx).map(|plan| (model, plan)));
+    let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
     let (params, unused, memory, reason) = match &planned {
         Ok((model, plan)) => {
+            model
+                .layers
+                .iter()
+                .for_each(|layer| *layers.entry(layer.mixer.name()).or_default() += 1);
             let unused = model.unused.iter().map(|&id| infos[id].name.as_str()).collect();
             (model.parameters(container), unused, memory(plan), Value::Null)
         }
@@ -84,6 +89,7 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
         "params": params,
         "runs": planned.is_ok(),
         "reason": reason,
+        "layers": layers,
         "tensor_count": infos.len(),
         "bytes_by_dtype": bytes_by_dtype,
         "tokenizer": container.tokenizer_json().map(|bytes| json!({"bytes": bytes.len()})),
@@ -135,20 +141,26 @@ fn plan(model: &Model, container: &Container, ctx: Option<u32>) -> Result<Plan> 
         // The least that every WebGPU device offers would be less; hardware offers this.
         max_binding: (1 << 31) - 4,
         all_logits: false,
+        drafts: 0,
     };
     program::plan(model, container, &options)
 }
 
 fn memory(plan: &Plan) -> Value {
-    let caches = plan.buffers.iter().filter(|buffer| buffer.label.ends_with("_cache"));
-    let kv: u64 = caches.map(|buffer| buffer.bytes).sum();
+    let of = |ends: &[&str]| -> u64 {
+        let some = plan.buffers.iter();
+        let some = some.filter(|buffer| ends.iter().any(|end| buffer.label.ends_with(end)));
+        some.map(|buffer| buffer.bytes).sum()
+    };
+    let (kv, state) = (of(&["_cache"]), of(&["gdn.state", "gdn.ring"]));
     let (weights, buffers) = (plan.weight_bytes(), plan.buffer_bytes());
     json!({
         "ctx": plan.ctx,
         "kv": plan.kv.name(),
         "weight_bytes": weights,
         "kv_bytes": kv,
-        "scratch_bytes": buffers - kv,
+        "state_bytes": state,
+        "scratch_bytes": buffers - kv - state,
         "total_bytes": weights + buffers,
     })
 }
@@ -219,6 +231,11 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
         text(&arch["num_kv_heads"]),
         text(&arch["vocab_size"]),
     ))?;
+    let kinds = value("layers").as_object().into_iter().flatten();
+    let kinds: Vec<_> = kinds.map(|(kind, count)| format!("{count} {kind}")).collect();
+    if !kinds.is_empty() {
+        out.line(format!("layers       {}", kinds.join(", ")))?;
+    }
     out.line(format!("parameters   {}", text(value("params"))))?;
     match value("reason") {
         Value::Null => out.line("runs         yes")?,
@@ -258,12 +275,16 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
     let memory = value("memory");
     if !memory.is_null() {
         out.line(format!(
-            "memory       {} = {} weights + {} {} cache for {} positions + {} scratch",
+            "memory       {} = {} weights + {} {} cache for {} positions{} + {} scratch",
             bytes(&memory["total_bytes"]),
             bytes(&memory["weight_bytes"]),
             bytes(&memory["kv_bytes"]),
             text(&memory["kv"]),
             text(&memory["ctx"]),
+            match memory["state_bytes"].as_u64() {
+                Some(0) | None => String::new(),
+                Some(_) => format!(" + {} state", bytes(&memory["state_bytes"])),
+            },
             bytes(&memory["scratch_bytes"]),
         ))?;
     }

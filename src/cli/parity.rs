@@ -132,6 +132,7 @@ fn subject(path: &Path, device: &Arc<Device>, options: &LoadOptions) -> Result<S
         kv: options.kv,
         max_binding: device.max_binding(),
         all_logits: false,
+        drafts: 0,
     };
     let plan = Arc::new(program::plan(&model, &container, &options_of_plan)?);
     check_budget(options, Some(device), &plan)?;

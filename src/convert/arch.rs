@@ -5,6 +5,7 @@
 use super::family::{Dim, Family};
 use crate::container::{Arch, LayerType};
 use crate::error::{Result, bail};
+use serde_json::json;
 
 /// Longer heads, wider rows or larger vocabularies than any model has are damage, and have sized nothing yet.
 const MAX_DIM: u64 = 1 << 24;
@@ -69,6 +70,8 @@ impl Dims {
 
 /// How long `dim` is in a network.
 pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
+    let of = |dim: Option<usize>| dim.unwrap_or(0);
+    let values = of(arch.linear_num_value_heads).saturating_mul(of(arch.linear_value_head_dim));
     let length = match dim {
         Dim::Hidden => arch.hidden_size,
         Dim::Inter => arch.intermediate_size,
@@ -85,6 +88,18 @@ pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
         }
         Dim::TwoInter => arch.intermediate_size.saturating_mul(2),
         Dim::TwoHidden => arch.hidden_size.saturating_mul(2),
+        Dim::TwoQuery => length(arch, Dim::Query).saturating_mul(2) as usize,
+        Dim::DeltaChannels => {
+            let keys = of(arch.linear_num_key_heads).saturating_mul(of(arch.linear_key_head_dim));
+            keys.saturating_mul(2).saturating_add(values)
+        }
+        Dim::DeltaValues => values,
+        Dim::DeltaAll => (length(arch, Dim::DeltaChannels) as usize).saturating_add(values),
+        Dim::DeltaHeads => of(arch.linear_num_value_heads),
+        Dim::TwoDeltaHeads => of(arch.linear_num_value_heads).saturating_mul(2),
+        Dim::DeltaHead => of(arch.linear_value_head_dim),
+        Dim::One => 1,
+        Dim::Taps => of(arch.linear_conv_kernel_dim),
     };
     length as u64
 }
@@ -107,6 +122,24 @@ pub(super) fn frequencies(arch: &Arch) -> Result<usize> {
         );
     }
     Ok(rotated / 2)
+}
+
+/// Makes every layer recurrent but each `interval`-th. Errors: `UnsupportedModel` for an interval of 0.
+pub(super) fn recurring(arch: &mut Arch, interval: usize) -> Result<()> {
+    if interval == 0 {
+        bail!(UnsupportedModel, "'full_attention_interval' is 0");
+    }
+    let slots = arch.layer_types.iter_mut().enumerate();
+    slots
+        .filter(|(layer, _)| !(layer + 1).is_multiple_of(interval))
+        .for_each(|(_, slot)| *slot = LayerType::LinearAttention);
+    // Other readers of the container look here as well.
+    arch.linear_core = Some(json!({
+        "kind": "gated_delta_net",
+        "num_heads": arch.linear_num_value_heads,
+        "value_head_dim": arch.linear_value_head_dim,
+    }));
+    Ok(())
 }
 
 /// Which layers slide by rule: all, or all but every `pattern`-th.

@@ -4,9 +4,9 @@
 //! dropped, or refused. Knows no file format.
 
 use super::arch;
-use super::family::{EMBED, Family, HEAD, LAYER, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, Role, TAIL};
+use super::family::{EMBED, Family, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, Role, TAIL, layer_roles};
 use super::{Matrix, Tensor};
-use crate::container::Arch;
+use crate::container::{Arch, LayerType};
 use crate::error::{Error, Kind, Result, bail};
 use std::collections::HashMap;
 
@@ -63,8 +63,8 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
     for role in HEAD {
         take("", role, &mut tensors)?;
     }
-    for layer in 0..arch.num_layers {
-        for role in LAYER {
+    for (layer, &kind) in arch.layer_types.iter().enumerate() {
+        for role in layer_roles(kind) {
             take(&format!("{LAYER_PREFIX}{layer}."), role, &mut tensors)?;
         }
     }
@@ -78,7 +78,7 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
             take(MTP_PREFIX, role, &mut mtp)?;
         }
         for layer in 0..head.num_layers {
-            for role in LAYER {
+            for role in layer_roles(LayerType::FullAttention) {
                 take(&format!("{MTP_PREFIX}layers.{layer}."), role, &mut mtp)?;
             }
         }

@@ -3,7 +3,7 @@
 //! Both importers read these tables: Hugging Face names are the container's names, GGUF names are mapped to them.
 //! Knows no file format. A new family is a row here, and rows in [`LAYER`] when it brings tensors of its own.
 
-use crate::container::{HiddenAct, NormStyle};
+use crate::container::{HiddenAct, LayerType, NormStyle};
 
 /// Which layers attend through a sliding window, by the family's own rule. A list of layer types overrides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,17 +18,29 @@ pub(super) enum Window {
     Pattern,
 }
 
+/// How the inputs of Gated DeltaNet layers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delta {
+    /// q, k and v in one matrix; z, b and a in one each.
+    Split,
+    /// q, k, v and z of each key head in one matrix, b and a of each in another.
+    Fused,
+}
+
 /// What sets a family apart.
 #[derive(Debug)]
 pub(super) struct Family {
     /// `model_type` in a Hugging Face configuration and `arch_name` in the container.
     pub model_type: &'static str,
-    /// `general.architecture` in a GGUF file.
+    /// `general.architecture` in a GGUF file; empty when such files are not known.
     pub gguf: &'static str,
     /// How norm weights apply. GGUF files of families with 1+w hold 1+w.
     pub norm_style: NormStyle,
     /// Whether q and k are normalised per head before they rotate.
     pub qk_norm: bool,
+    /// Which layers are Gated DeltaNet is said layer by layer, or every `full_attention_interval`-th is not; in these families
+    /// queries of the others have a gate.
+    pub delta: Option<Delta>,
     /// Whether attention and feed-forward network have a norm on both sides.
     pub sandwich: bool,
     /// Whether q, k and v are one matrix, and gate and up another.
@@ -58,6 +70,7 @@ const PLAIN: Family = Family {
     gguf: "llama",
     norm_style: NormStyle::Qwen,
     qk_norm: false,
+    delta: None,
     sandwich: false,
     fused: false,
     scales_embedding: false,
@@ -71,7 +84,27 @@ const PLAIN: Family = Family {
 };
 
 /// Which GGUF architecture a family comes from is decided by the first row that has it.
-const FAMILIES: [Family; 7] = [
+/// What families with Gated DeltaNet layers have in common.
+const RECURRENT: Family = Family {
+    model_type: "qwen3_5_text",
+    gguf: "qwen35",
+    norm_style: NormStyle::Gemma,
+    qk_norm: true,
+    delta: Some(Delta::Split),
+    defaults: &[
+        ("head_dim", 256.0),
+        ("partial_rotary_factor", 0.25),
+        ("full_attention_interval", 4.0),
+        ("linear_conv_kernel_dim", 4.0),
+        ("linear_key_head_dim", 128.0),
+        ("linear_value_head_dim", 128.0),
+        ("linear_num_key_heads", 16.0),
+        ("linear_num_value_heads", 32.0),
+    ],
+    ..PLAIN
+};
+
+const FAMILIES: [Family; 9] = [
     Family {
         gguf_interleaves_qk: true,
         ..PLAIN
@@ -96,6 +129,13 @@ const FAMILIES: [Family; 7] = [
         window: Window::FromMaxWindowLayers,
         defaults: &[("head_dim", 128.0)],
         ..PLAIN
+    },
+    RECURRENT,
+    Family {
+        model_type: "qwen3_next",
+        gguf: "",
+        delta: Some(Delta::Fused),
+        ..RECURRENT
     },
     Family {
         model_type: "gemma2",
@@ -164,7 +204,7 @@ impl Family {
 
     /// The family of a GGUF `general.architecture`. `windowed`: the file has a sliding window.
     pub fn of_gguf(name: &str, windowed: bool) -> Option<&'static Family> {
-        let mut rows = FAMILIES.iter().filter(|family| family.gguf == name);
+        let mut rows = FAMILIES.iter().filter(|family| !name.is_empty() && family.gguf == name);
         let first = rows.next();
         // Mistral's files are called llama; only the window tells them apart.
         match first {
@@ -181,6 +221,17 @@ impl Family {
             .map(|&(_, value)| value)
     }
 
+    /// The architectures of GGUF files for a message that refuses another one.
+    pub fn gguf_names() -> String {
+        let mut names: Vec<&str> = FAMILIES
+            .iter()
+            .map(|family| family.gguf)
+            .filter(|name| !name.is_empty())
+            .collect();
+        names.dedup();
+        names.join(", ")
+    }
+
     /// The names for a message that refuses another one.
     pub fn names() -> String {
         FAMILIES.map(|family| family.model_type).join(", ")
@@ -195,6 +246,8 @@ pub(super) enum Dim {
     Vocab,
     /// Query heads × head_dim.
     Query,
+    /// Query heads × head_dim, and as much for their gates.
+    TwoQuery,
     /// Key-value heads × head_dim.
     KeyValue,
     Head,
@@ -203,6 +256,17 @@ pub(super) enum Dim {
     /// Gate and up, twice the FFN's width.
     TwoInter,
     TwoHidden,
+    /// Channels of a Gated DeltaNet's convolution: q, k and v.
+    DeltaChannels,
+    /// Value heads × their width.
+    DeltaValues,
+    /// q, k, v and z.
+    DeltaAll,
+    DeltaHeads,
+    TwoDeltaHeads,
+    DeltaHead,
+    One,
+    Taps,
 }
 
 /// Which families have a tensor, and whether it must be there.
@@ -213,10 +277,20 @@ pub(super) enum Need {
     Optional,
     /// In families with `qk_norm`.
     QkNorm,
+    /// In families whose queries have no gate and a matrix of their own; the second says whether it must be there.
+    PlainQuery(bool),
+    /// In families whose queries have a gate; the second says whether it must be there.
+    GatedQuery(bool),
+    /// In families with Gated DeltaNet layers.
+    Delta,
+    /// In those whose inputs are stored like this.
+    DeltaOf(Delta),
     /// In families with four norms a layer.
     Sandwich,
     /// In families with two norms a layer.
     TwoNorms,
+    /// In those that also have Gated DeltaNet layers.
+    DeltaNorms,
     /// In families whose projections are separate; the second says whether it must be there.
     Split(bool),
     /// In families whose projections are fused; the second says whether it must be there.
@@ -230,8 +304,13 @@ impl Need {
             Need::Always => (true, true),
             Need::Optional => (true, false),
             Need::QkNorm => (family.qk_norm, true),
+            Need::PlainQuery(required) => (!family.fused && family.delta.is_none(), required),
+            Need::GatedQuery(required) => (family.delta.is_some(), required),
+            Need::Delta => (family.delta.is_some(), true),
+            Need::DeltaOf(delta) => (family.delta == Some(delta), true),
             Need::Sandwich => (family.sandwich, true),
-            Need::TwoNorms => (!family.sandwich, true),
+            Need::TwoNorms => (!family.sandwich && family.delta.is_none(), true),
+            Need::DeltaNorms => (!family.sandwich && family.delta.is_some(), true),
             Need::Split(required) => (!family.fused, required),
             Need::Fused(required) => (family.fused, required),
         };
@@ -274,7 +353,10 @@ const fn rotating(name: &'static str, gguf: &'static str, shape: &'static [Dim],
     }
 }
 
-use Dim::{Fused, Head, Hidden, Inter, KeyValue, Query, TwoHidden, TwoInter, Vocab};
+use Dim::{
+    DeltaAll, DeltaChannels, DeltaHead, DeltaHeads, DeltaValues, Fused, Head, Hidden, Inter, KeyValue, One, Query,
+    Taps, TwoDeltaHeads, TwoHidden, TwoInter, TwoQuery, Vocab,
+};
 
 /// Name of the token embedding.
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
@@ -287,6 +369,10 @@ pub(super) const GGUF_LAYER_PREFIX: &str = "blk.";
 
 /// Before the layers.
 pub(super) const HEAD: &[Role] = &[role(EMBED, "token_embd.weight", &[Vocab, Hidden], Need::Always)];
+
+/// What the names of softmax attention and of a Gated DeltaNet start with, after the layer's prefix.
+const ATTENTION: &str = "self_attn.";
+const DELTA_NET: &str = "linear_attn.";
 
 /// Each layer, in the order in which it is written.
 pub(super) const LAYER: &[Role] = &[
@@ -302,9 +388,26 @@ pub(super) const LAYER: &[Role] = &[
         "self_attn.q_proj.weight",
         "attn_q.weight",
         &[Query, Hidden],
-        Need::Split(true),
+        Need::PlainQuery(true),
     ),
-    rotating("self_attn.q_proj.bias", "attn_q.bias", &[Query], Need::Split(false)),
+    rotating(
+        "self_attn.q_proj.bias",
+        "attn_q.bias",
+        &[Query],
+        Need::PlainQuery(false),
+    ),
+    role(
+        "self_attn.q_proj.weight",
+        "attn_q.weight",
+        &[TwoQuery, Hidden],
+        Need::GatedQuery(true),
+    ),
+    role(
+        "self_attn.q_proj.bias",
+        "attn_q.bias",
+        &[TwoQuery],
+        Need::GatedQuery(false),
+    ),
     rotating(
         "self_attn.k_proj.weight",
         "attn_k.weight",
@@ -328,11 +431,68 @@ pub(super) const LAYER: &[Role] = &[
     role("self_attn.o_proj.bias", "attn_output.bias", &[Hidden], Need::Optional),
     role("self_attn.q_norm.weight", "attn_q_norm.weight", &[Head], Need::QkNorm),
     role("self_attn.k_norm.weight", "attn_k_norm.weight", &[Head], Need::QkNorm),
+    role("linear_attn.A_log", "ssm_a", &[DeltaHeads], Need::Delta),
+    role(
+        "linear_attn.conv1d.weight",
+        "ssm_conv1d.weight",
+        &[DeltaChannels, One, Taps],
+        Need::Delta,
+    ),
+    role("linear_attn.dt_bias", "ssm_dt.bias", &[DeltaHeads], Need::Delta),
+    role(
+        "linear_attn.in_proj_qkv.weight",
+        "attn_qkv.weight",
+        &[DeltaChannels, Hidden],
+        Need::DeltaOf(Delta::Split),
+    ),
+    role(
+        "linear_attn.in_proj_z.weight",
+        "attn_gate.weight",
+        &[DeltaValues, Hidden],
+        Need::DeltaOf(Delta::Split),
+    ),
+    role(
+        "linear_attn.in_proj_b.weight",
+        "ssm_beta.weight",
+        &[DeltaHeads, Hidden],
+        Need::DeltaOf(Delta::Split),
+    ),
+    role(
+        "linear_attn.in_proj_a.weight",
+        "ssm_alpha.weight",
+        &[DeltaHeads, Hidden],
+        Need::DeltaOf(Delta::Split),
+    ),
+    role(
+        "linear_attn.in_proj_qkvz.weight",
+        "",
+        &[DeltaAll, Hidden],
+        Need::DeltaOf(Delta::Fused),
+    ),
+    role(
+        "linear_attn.in_proj_ba.weight",
+        "",
+        &[TwoDeltaHeads, Hidden],
+        Need::DeltaOf(Delta::Fused),
+    ),
+    role("linear_attn.norm.weight", "ssm_norm.weight", &[DeltaHead], Need::Delta),
+    role(
+        "linear_attn.out_proj.weight",
+        "ssm_out.weight",
+        &[Hidden, DeltaValues],
+        Need::Delta,
+    ),
     role(
         "post_attention_layernorm.weight",
         "ffn_norm.weight",
         &[Hidden],
         Need::TwoNorms,
+    ),
+    role(
+        "post_attention_layernorm.weight",
+        "post_attention_norm.weight",
+        &[Hidden],
+        Need::DeltaNorms,
     ),
     role(
         "post_attention_layernorm.weight",
@@ -382,6 +542,21 @@ pub(super) const LAYER: &[Role] = &[
     ),
 ];
 
+/// The roles of a layer of this type.
+pub(super) fn layer_roles(kind: LayerType) -> impl Iterator<Item = &'static Role> {
+    let other = match kind {
+        LayerType::LinearAttention => ATTENTION,
+        LayerType::FullAttention | LayerType::SlidingAttention => DELTA_NET,
+    };
+    LAYER.iter().filter(move |role| !role.name.starts_with(other))
+}
+
+/// Whether a tensor steers the recurrence, and is small for how much it does.
+pub(super) fn steers(name: &str) -> bool {
+    const GATES: [&str; 3] = ["in_proj_a.weight", "in_proj_b.weight", "in_proj_ba.weight"];
+    GATES.iter().any(|gate| name.ends_with(gate))
+}
+
 /// After the layers. The output projection is optional here; a tied model does without it.
 pub(super) const TAIL: &[Role] = &[
     role("model.norm.weight", "output_norm.weight", &[Hidden], Need::Always),
@@ -390,6 +565,14 @@ pub(super) const TAIL: &[Role] = &[
 
 /// What the names of a multi-token head start with. Its layers are called as those of the network.
 pub(super) const MTP_PREFIX: &str = "model.mtp.";
+
+/// How published models call the parts of a multi-token head, and what the container calls them.
+pub(super) const MTP_NAMES: [(&str, &str); 4] = [
+    ("mtp.fc.", "model.mtp.eh_proj."),
+    ("mtp.pre_fc_norm_embedding.", "model.mtp.enorm."),
+    ("mtp.pre_fc_norm_hidden.", "model.mtp.hnorm."),
+    ("mtp.", MTP_PREFIX),
+];
 
 /// A multi-token head before its layers. GGUF files of these families have none.
 pub(super) const MTP: &[Role] = &[

@@ -27,6 +27,50 @@ enum Origin<'a> {
     Container(&'a Container, TensorId),
 }
 
+/// Heads that share a key head lie apart in the source: first the first of every key head, then the second of each, and so
+/// on, where they belong side by side.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tiles {
+    /// What lies before the heads and stays.
+    pub first: usize,
+    pub key_heads: usize,
+    pub heads: usize,
+    /// Rows or columns of a head.
+    pub width: usize,
+}
+
+impl Tiles {
+    /// Errors: `UnsupportedModel` when `length` rows or columns are not these heads.
+    fn check(&self, length: u64) -> Result<()> {
+        let Tiles {
+            first,
+            key_heads,
+            heads,
+            width,
+        } = *self;
+        let all = heads.checked_mul(width).and_then(|all| all.checked_add(first));
+        let fits = all.is_some_and(|all| all as u64 == length);
+        if !fits || key_heads == 0 || width == 0 || !heads.is_multiple_of(key_heads) {
+            bail!(
+                UnsupportedModel,
+                "{length} rows or columns are not {first} and {heads} heads of {width} that share {key_heads} key heads"
+            );
+        }
+        Ok(())
+    }
+
+    /// Where the source has what belongs at `index`.
+    fn source(&self, index: usize) -> usize {
+        let Some(from_first) = index.checked_sub(self.first) else {
+            return index;
+        };
+        let (head, within) = (from_first / self.width, from_first % self.width);
+        let sharing = self.heads / self.key_heads;
+        let tiled = head % sharing * self.key_heads + head / sharing;
+        self.first + tiled * self.width + within
+    }
+}
+
 /// One tensor of a source.
 pub(super) struct Matrix<'a> {
     /// Row-major shape.
@@ -38,8 +82,14 @@ pub(super) struct Matrix<'a> {
     hash: Option<u64>,
     /// Rows come in heads of this many, whose two halves are interleaved in the source.
     interleaved: Option<usize>,
+    /// Rows that come in another order of heads.
+    tiled_rows: Option<Tiles>,
+    /// Columns that do.
+    tiled_cols: Option<Tiles>,
     /// What the source has added to every value.
     excess: f32,
+    /// The source holds -exp(v) of every value v.
+    negative_exponentials: bool,
     origin: Origin<'a>,
 }
 
@@ -64,7 +114,10 @@ impl<'a> Matrix<'a> {
             encoding,
             hash: None,
             interleaved: None,
+            tiled_rows: None,
+            tiled_cols: None,
             excess: 0.0,
+            negative_exponentials: false,
             origin: Origin::File(file, range),
         })
     }
@@ -77,7 +130,10 @@ impl<'a> Matrix<'a> {
             encoding: Ok(Encoding::Container(info.dtype)),
             hash: Some(info.hash),
             interleaved: None,
+            tiled_rows: None,
+            tiled_cols: None,
             excess: 0.0,
+            negative_exponentials: false,
             origin: Origin::Container(container, id),
         })
     }
@@ -96,6 +152,26 @@ impl<'a> Matrix<'a> {
     /// The same tensor, to every value of which the source has added `excess`.
     pub fn less(mut self, excess: f32) -> Matrix<'a> {
         self.excess = excess;
+        self
+    }
+
+    /// The same tensor, whose rows (of a vector: elements) come in another order of heads.
+    pub fn tiled_rows(mut self, tiles: Tiles) -> Result<Matrix<'a>> {
+        tiles.check(self.shape.first().copied().unwrap_or(0))?;
+        self.tiled_rows = Some(tiles);
+        Ok(self)
+    }
+
+    /// The same tensor, whose columns come in another order of heads.
+    pub fn tiled_cols(mut self, tiles: Tiles) -> Result<Matrix<'a>> {
+        tiles.check(self.shape.last().copied().unwrap_or(0))?;
+        self.tiled_cols = Some(tiles);
+        Ok(self)
+    }
+
+    /// The same tensor, of every value v of which the source holds -exp(v).
+    pub fn negative_exponentials(mut self) -> Matrix<'a> {
+        self.negative_exponentials = true;
         self
     }
 
@@ -148,13 +224,37 @@ impl<'a> Matrix<'a> {
                 Ok(())
             }),
         };
-        let Some(head_dim) = self.interleaved else {
-            return Ok(plain);
+        let plain: Reader = match self.negative_exponentials {
+            false => plain,
+            true => Box::new(move |first, out| {
+                plain(first, out)?;
+                out.iter_mut().for_each(|value| *value = (-*value).ln());
+                Ok(())
+            }),
         };
-        let source = move |index: usize| {
-            let (head, within) = (index / head_dim, index % head_dim);
-            let (half, j) = (within / (head_dim / 2), within % (head_dim / 2));
-            head * head_dim + 2 * j + half
+        let plain: Reader = match self.tiled_cols {
+            None => plain,
+            Some(tiles) => Box::new(move |first, out| {
+                plain(first, out)?;
+                let mut row = vec![0.0; cols];
+                for out in out.chunks_exact_mut(cols.max(1)) {
+                    row.copy_from_slice(out);
+                    for (index, value) in out.iter_mut().enumerate() {
+                        let source = tiles.source(index);
+                        *value = row.get(source).copied().ok_or_else(|| past(source))?;
+                    }
+                }
+                Ok(())
+            }),
+        };
+        let source: Box<dyn Fn(usize) -> usize + Sync> = match (self.interleaved, self.tiled_rows) {
+            (None, None) => return Ok(plain),
+            (None, Some(tiles)) => Box::new(move |index| tiles.source(index)),
+            (Some(head_dim), _) => Box::new(move |index| {
+                let (head, within) = (index / head_dim, index % head_dim);
+                let (half, j) = (within / (head_dim / 2), within % (head_dim / 2));
+                head * head_dim + 2 * j + half
+            }),
         };
         if self.shape.len() == 1 {
             return Ok(Box::new(move |first, out| {

@@ -19,7 +19,7 @@ use crate::container::{Arch, Sections, TensorSpec, Writer};
 use crate::dtype::Dtype;
 use crate::dtype::encode::{encode, storage_dtype};
 use crate::error::{Error, Kind, Result, bail};
-use family::{EMBED, LM_HEAD};
+use family::{EMBED, LM_HEAD, steers};
 use matrix::{Encoding, Matrix};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -229,7 +229,10 @@ impl<'a> Import<'a> {
 
 /// The type in which a tensor is written.
 fn dtype_of(tensor: &Tensor, quant: Dtype) -> Dtype {
-    let requested = if four_bit(quant) && outermost(&tensor.name) {
+    let wide = matches!(quant, Dtype::F32 | Dtype::Bf16);
+    let requested = if steers(&tensor.name) && !wide {
+        Dtype::F16
+    } else if four_bit(quant) && outermost(&tensor.name) {
         Dtype::Q82f
     } else {
         quant

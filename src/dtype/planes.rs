@@ -107,6 +107,11 @@ impl Planes {
         }
     }
 
+    /// Whether it has scales by column, for each of at most three stacked tensors.
+    pub fn has_column_scales(self) -> bool {
+        self == Planes::I8Col
+    }
+
     /// Whether single weights are replaced by values of their own.
     pub fn has_overlay(self) -> bool {
         matches!(self, Planes::Bits1Overlay | Planes::Bits2)

@@ -189,6 +189,7 @@ fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> Pla
         kv: options.kv,
         max_binding: device.map_or(u64::MAX / 2, Device::max_binding),
         all_logits: options.all_logits,
+        drafts: 0,
     }
 }
 

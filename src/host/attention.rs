@@ -5,6 +5,7 @@ use crate::error::{Result, bail};
 use crate::kernel::{self, Kv};
 use crate::program::ATTENTION_BLOCK;
 use cmf_kernels_ref::op::attention::{Block, attend, block, join};
+use cmf_kernels_ref::op::delta_net::sigmoid;
 use cmf_kernels_ref::op::rms_norm::rms_norm;
 use cmf_kernels_ref::op::rope::rotate_half;
 use half::f16;
@@ -23,6 +24,8 @@ struct Shape {
     scale: f64,
     softcap: Option<f64>,
     window: usize,
+    /// Elements from one query head to the next; more than a head has: its gate follows.
+    query: usize,
 }
 
 impl Shape {
@@ -113,15 +116,30 @@ impl Bound<'_> {
 
     /// The query of one column and head.
     fn query(&self, shape: &Shape, c: usize, head: usize) -> Result<Vec<f64>> {
-        let at = (c * (shape.heads + 2 * shape.kv_heads) + head) * shape.head;
+        let at = c * (shape.heads * shape.query + 2 * shape.kv_heads * shape.head) + head * shape.query;
         let q = part(self.floats(1)?, at, shape.head, "qkv")?;
         Ok(q.iter().map(|&v| f64::from(v)).collect())
+    }
+
+    /// Multiplies what one column and head read by sigmoid(gate), if there is a gate. `qkv` is binding `i`.
+    fn gate(&self, shape: [usize; 4], i: usize, c: usize, head: usize, y: &mut [f64]) -> Result<()> {
+        let [heads, kv_heads, head_dim, query] = shape;
+        if query <= head_dim {
+            return Ok(());
+        }
+        let at = c * (heads * query + 2 * kv_heads * head_dim) + head * query + head_dim;
+        let gate = part(self.floats(i)?, at, y.len(), "gate")?;
+        y.iter_mut()
+            .zip(gate)
+            .for_each(|(y, &gate)| *y *= sigmoid(f64::from(gate)));
+        Ok(())
     }
 
     pub(super) fn rope(&mut self, p: &kernel::Rope) -> Result<()> {
         let ctl = self.ctl(0)?;
         let (heads, kv_heads, head_dim) = (p.heads as usize, p.kv_heads as usize, p.head_vectors as usize * 4);
         let (pairs, positions) = (p.rot_vectors as usize * 4, p.positions as usize);
+        let query = p.query_vectors as usize * 4;
         for c in 0..ctl.columns as usize {
             let pos = ctl.pos as usize + c;
             if pos >= positions {
@@ -131,22 +149,37 @@ impl Bound<'_> {
             let cos: Vec<f32> = table.iter().step_by(2).copied().collect();
             let sin: Vec<f32> = table.iter().skip(1).step_by(2).copied().collect();
             for head in 0..heads + 2 * kv_heads {
-                let at = (c * (heads + 2 * kv_heads) + head) * head_dim;
+                let at = c * (heads * query + 2 * kv_heads * head_dim)
+                    + match head < heads {
+                        true => head * query,
+                        false => heads * query + (head - heads) * head_dim,
+                    };
                 let x = part(self.floats(4)?, at, head_dim, "qkv")?;
                 let mut values: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
                 let cache = |kv_head: usize| (kv_head * positions + pos) * head_dim;
                 if head >= heads + kv_heads {
+                    if p.v_norm != 0 {
+                        rms_norm(x, &vec![1.0; head_dim], f64::from(p.eps), &mut values);
+                    }
                     self.append(6, cache(head - heads - kv_heads), &values)?;
                     continue;
                 }
-                if p.qk_norm != 0 {
-                    let weight = part(self.floats(if head < heads { 2 } else { 3 })?, 0, head_dim, "norm")?;
-                    rms_norm(x, weight, f64::from(p.eps), &mut values);
+                let weight = part(self.floats(if head < heads { 2 } else { 3 })?, 0, head_dim, "norm");
+                if p.qk_norm == 1 {
+                    rms_norm(x, weight.clone()?, f64::from(p.eps), &mut values);
                 }
                 if 2 * pairs > head_dim {
                     bail!(Usage, "{pairs} pairs in a head of {head_dim}");
                 }
                 rotate_half(&mut values, &cos, &sin);
+                if p.qk_norm == 2 {
+                    let mean = values.iter().map(|v| v * v).sum::<f64>() / head_dim as f64;
+                    let factor = 1.0 / (mean + f64::from(p.eps)).sqrt();
+                    values
+                        .iter_mut()
+                        .zip(weight?)
+                        .for_each(|(v, &w)| *v *= factor * f64::from(w));
+                }
                 match head < heads {
                     true => self.store(4, at, &values)?,
                     false => self.append(5, cache(head - heads), &values)?,
@@ -165,6 +198,7 @@ impl Bound<'_> {
             scale: f64::from(p.scale),
             softcap: (p.softcap != 0.0).then_some(f64::from(p.softcap)),
             window: p.window as usize,
+            query: p.query_vectors as usize * 4,
         };
         let ctl = self.ctl(0)?;
         let columns = ctl.columns as usize;
@@ -211,7 +245,9 @@ impl Bound<'_> {
                 let blocks = (first / size..=pos / size).map(read).collect::<Result<Vec<_>>>()?;
                 let mut y = vec![0.0; head_dim];
                 join(&blocks, &mut y);
-                self.store(2, c * p.y_stride as usize * 4 + head * head_dim, &y)?;
+                let shape = [p.heads, p.kv_heads, p.head_vectors * 4, p.query_vectors * 4].map(|n| n as usize);
+                self.gate(shape, 2, c, head, &mut y)?;
+                self.store(3, c * p.y_stride as usize * 4 + head * head_dim, &y)?;
             }
         }
         Ok(())
@@ -226,6 +262,7 @@ impl Bound<'_> {
             scale: f64::from(p.scale),
             softcap: (p.softcap != 0.0).then_some(f64::from(p.softcap)),
             window: p.window as usize,
+            query: p.query_vectors as usize * 4,
         };
         let ctl = self.ctl(0)?;
         let columns = ctl.columns as usize;
@@ -246,6 +283,13 @@ impl Bound<'_> {
                 shape.softcap,
                 &mut y,
             );
+            this.gate(
+                [shape.heads, shape.kv_heads, shape.head, shape.query],
+                1,
+                c,
+                head,
+                &mut y,
+            )?;
             Ok(y)
         });
         let results: Vec<Vec<f64>> = results.collect::<Result<_>>()?;

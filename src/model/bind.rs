@@ -1,6 +1,6 @@
 //! From a header and a directory to a [`Model`]: every tensor is consumed or named as unused, every shape is checked.
 
-use super::{Activation, Attention, Ffn, GateUp, Layer, Linear, Model, rope};
+use super::{Activation, Attention, Ffn, GateUp, Layer, Linear, Mixer, Model, rope};
 use crate::container::{Arch, HiddenAct, LayerType, NormStyle, TensorId, Tensors};
 use crate::error::{Result, bail};
 
@@ -76,8 +76,6 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
 /// What the header may ask for and this program does not do yet.
 fn refuse_unsupported(arch: &Arch) -> Result<()> {
     let asks = [
-        ("attn_v_norm", arch.attn_v_norm == Some(true)),
-        ("qk_norm_after_rope", arch.qk_norm_after_rope == Some(true)),
         ("attention_sink", arch.attention_sink == Some(true)),
         ("num_loops", arch.num_loops != 1),
     ];
@@ -85,13 +83,6 @@ fn refuse_unsupported(arch: &Arch) -> Result<()> {
         bail!(
             UnsupportedModel,
             "arch.{key} of {:?} is not supported yet",
-            arch.arch_name
-        );
-    }
-    if let Some(layer) = arch.layer_types.iter().position(|&ty| ty == LayerType::LinearAttention) {
-        bail!(
-            UnsupportedModel,
-            "layer {layer} of {:?} is LinearAttention, which is not supported yet",
             arch.arch_name
         );
     }
@@ -113,8 +104,8 @@ fn window(arch: &Arch, layer: usize) -> Result<Option<usize>> {
     }
 }
 
-struct Binder<'a> {
-    tensors: &'a dyn Tensors,
+pub(super) struct Binder<'a> {
+    pub(super) tensors: &'a dyn Tensors,
     used: Vec<bool>,
 }
 
@@ -125,7 +116,7 @@ impl Binder<'_> {
         Some(id)
     }
 
-    fn shaped(&mut self, name: &str, wanted: &[u64]) -> Result<Option<TensorId>> {
+    pub(super) fn shaped(&mut self, name: &str, wanted: &[u64]) -> Result<Option<TensorId>> {
         let Some(id) = self.find(name) else { return Ok(None) };
         let found = &self.tensors.infos()[id].shape;
         if found != wanted {
@@ -137,7 +128,7 @@ impl Binder<'_> {
         Ok(Some(id))
     }
 
-    fn required(&mut self, name: &str, wanted: &[u64]) -> Result<TensorId> {
+    pub(super) fn required(&mut self, name: &str, wanted: &[u64]) -> Result<TensorId> {
         match self.shaped(name, wanted)? {
             Some(id) => Ok(id),
             None => bail!(MissingTensor, "the network needs tensor '{name}' of shape {wanted:?}"),
@@ -148,11 +139,11 @@ impl Binder<'_> {
         self.required(name, &[rows as u64, cols as u64])
     }
 
-    fn vector(&mut self, name: &str, len: usize) -> Result<TensorId> {
+    pub(super) fn vector(&mut self, name: &str, len: usize) -> Result<TensorId> {
         self.required(name, &[len as u64])
     }
 
-    fn linear(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear> {
+    pub(super) fn linear(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear> {
         let weight = self.matrix(&format!("{name}.weight"), rows, cols)?;
         let bias = self.shaped(&format!("{name}.bias"), &[rows as u64])?;
         Ok(Linear {
@@ -165,21 +156,18 @@ impl Binder<'_> {
 
     fn layer(&mut self, arch: &Arch, layer: usize, ropes: usize) -> Result<Layer> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        for (marker, what) in [
-            ("mlp.gate.weight", "a mixture of experts"),
-            ("linear_attn.in_proj_qkvz.weight", "linear attention"),
-            ("linear_attn.in_proj_qkv.weight", "linear attention"),
-        ] {
-            if self.tensors.find(&name(marker)).is_some() {
-                let tensor = name(marker);
-                bail!(
-                    UnsupportedModel,
-                    "layer {layer} has {what} (tensor '{tensor}'), which is not supported yet"
-                );
-            }
+        let marker = name("mlp.gate.weight");
+        if self.tensors.find(&marker).is_some() {
+            bail!(
+                UnsupportedModel,
+                "layer {layer} has a mixture of experts (tensor '{marker}'), which is not supported yet"
+            );
         }
         let hidden = arch.hidden_size;
-        let attention = self.attention(arch, layer, ropes)?;
+        let mixer = match self.delta_net(arch, layer)? {
+            Some(delta_net) => Mixer::DeltaNet(delta_net),
+            None => Mixer::Attention(self.attention(arch, layer, ropes)?),
+        };
         let ffn = self.ffn(layer, hidden)?;
         let attn_norm = self.vector(&name("input_layernorm.weight"), hidden)?;
         // With norms on both sides of a block, `post_attention_layernorm` is what its name says; without, it precedes the
@@ -206,7 +194,7 @@ impl Binder<'_> {
         };
         Ok(Layer {
             attn_norm,
-            attention,
+            mixer,
             attn_post_norm,
             ffn_norm,
             ffn,
@@ -224,11 +212,15 @@ impl Binder<'_> {
         let heads = of(&arch.attention_heads_per_layer, arch.num_attention_heads);
         let kv_heads = of(&arch.kv_heads_per_layer, arch.num_kv_heads);
         let (q_rows, kv_rows) = (heads * head_dim, kv_heads * head_dim);
+        // A query projection of twice the rows has a gate after each head.
+        let found = self.tensors.find(&name("q_proj.weight"));
+        let found_rows = found.map(|id| self.tensors.infos()[id].rows_cols().0);
+        let gated = found_rows == q_rows.checked_mul(2);
         let projections = if self.tensors.find(&name("qkv_proj.weight")).is_some() {
             vec![self.linear(&name("qkv_proj"), q_rows + 2 * kv_rows, hidden)?]
         } else {
             vec![
-                self.linear(&name("q_proj"), q_rows, hidden)?,
+                self.linear(&name("q_proj"), if gated { 2 * q_rows } else { q_rows }, hidden)?,
                 self.linear(&name("k_proj"), kv_rows, hidden)?,
                 self.linear(&name("v_proj"), kv_rows, hidden)?,
             ]
@@ -236,9 +228,12 @@ impl Binder<'_> {
         let window = window(arch, layer)?;
         let attention = Attention {
             projections,
+            gated,
             o: self.linear(&name("o_proj"), hidden, q_rows)?,
             q_norm: self.shaped(&name("q_norm.weight"), &[head_dim as u64])?,
             k_norm: self.shaped(&name("k_norm.weight"), &[head_dim as u64])?,
+            norm_after_rope: arch.qk_norm_after_rope == Some(true),
+            v_norm: arch.attn_v_norm == Some(true),
             heads,
             kv_heads,
             window,

@@ -3,6 +3,7 @@
 //! [`bind`] decides what a layer is made of from the tensors that are present, never from a family's name.
 
 mod bind;
+mod delta_net;
 mod rope;
 
 pub use bind::bind;
@@ -43,14 +44,21 @@ pub enum Activation {
 /// Softmax attention with grouped heads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Query, key and value projections, or one that holds all three: `[(heads + 2 * kv_heads) * head_dim, hidden]` in all.
+    /// Query, key and value projections, or one that holds all three: `[(heads + 2 * kv_heads) * head_dim, hidden]` in all;
+    /// with a gate each query head is followed by as many rows of its gate.
     pub projections: Vec<Linear>,
+    /// Whether each query head has a gate: what it reads is multiplied by sigmoid(gate) before the output projection.
+    pub gated: bool,
     /// Output projection, `[hidden, heads * head_dim]`.
     pub o: Linear,
     /// RMSNorm weight over query heads.
     pub q_norm: Option<TensorId>,
     /// RMSNorm weight over key heads.
     pub k_norm: Option<TensorId>,
+    /// Whether these two norms come after the rotation.
+    pub norm_after_rope: bool,
+    /// Whether value heads are divided by their root mean square.
+    pub v_norm: bool,
     /// Query heads.
     pub heads: usize,
     /// Key-value heads.
@@ -59,6 +67,87 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Index into [`Model::ropes`].
     pub rope: usize,
+}
+
+/// A Gated DeltaNet: a recurrence with one matrix of state per value head (Yang et al., "Gated Delta Networks").
+///
+/// q, k and v pass a causal depthwise convolution and silu, q and k are divided by their length; then per value head, with
+/// beta = sigmoid(b) and decay = exp(-exp(a_log) * softplus(a + dt_bias)), S = decay * S + k (beta * (v - decay * S^T k))^T and
+/// o = S^T q / sqrt(key_dim), and the output projection reads RMSNorm(o) * silu(z).
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeltaNet {
+    /// The maps that make q, k, v, z, b and a.
+    pub projections: DeltaProjections,
+    /// Convolution weights, `[2 * key_heads * key_dim + value_heads * value_dim, 1, taps]` over the channels q, k, v.
+    pub conv: TensorId,
+    /// Logarithm of each value head's decay rate.
+    pub a_log: TensorId,
+    /// Added to `a`, one each value head.
+    pub dt_bias: TensorId,
+    /// RMSNorm weight over a value head, taken as it is in every norm style.
+    pub norm: TensorId,
+    /// Output projection, `[hidden, value_heads * value_dim]`.
+    pub o: Linear,
+    /// Heads of q and k, each shared by `value_heads / key_heads` neighbouring value heads.
+    pub key_heads: usize,
+    /// Heads of v and z, and of the state.
+    pub value_heads: usize,
+    /// Elements of a key head.
+    pub key_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+    /// Positions under the convolution, the newest included.
+    pub taps: usize,
+}
+
+impl DeltaNet {
+    /// Channels of the convolution: q, k and v.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+}
+
+/// How the inputs of a DeltaNet are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeltaProjections {
+    /// q, k and v below each other; z; b; a.
+    Split {
+        /// q, k, v: `[channels, hidden]`.
+        qkv: Linear,
+        /// z: `[value_heads * value_dim, hidden]`.
+        z: Linear,
+        /// b: `[value_heads, hidden]`.
+        b: Linear,
+        /// a: `[value_heads, hidden]`.
+        a: Linear,
+    },
+    /// For each key head its q, k, v and z rows in one tensor, its b and a rows in the other.
+    Fused {
+        /// q, k, v, z of each key head.
+        qkvz: Linear,
+        /// b, a of each key head.
+        ba: Linear,
+    },
+}
+
+/// What mixes positions in a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    /// Softmax attention.
+    Attention(Attention),
+    /// A recurrence.
+    DeltaNet(DeltaNet),
+}
+
+impl Mixer {
+    /// The name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Mixer::Attention(Attention { window: Some(_), .. }) => "sliding attention",
+            Mixer::Attention(_) => "attention",
+            Mixer::DeltaNet(_) => "gated deltanet",
+        }
+    }
 }
 
 /// The first maps of a gated unit, each `[width, hidden]`.
@@ -79,14 +168,14 @@ pub struct Ffn {
     pub down: Linear,
 }
 
-/// One decoder layer: h += attention(norm(h)); h += ffn(norm(h)); some networks normalise what is added, too.
+/// One decoder layer: h += mixer(norm(h)); h += ffn(norm(h)); some networks normalise what is added, too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// RMSNorm weight before attention.
+    /// RMSNorm weight before the mixer.
     pub attn_norm: TensorId,
-    /// The mixer.
-    pub attention: Attention,
-    /// RMSNorm weight of what attention adds.
+    /// What mixes positions.
+    pub mixer: Mixer,
+    /// RMSNorm weight of what the mixer adds.
     pub attn_post_norm: Option<TensorId>,
     /// RMSNorm weight before the feed-forward network.
     pub ffn_norm: TensorId,

@@ -17,6 +17,7 @@ pub(super) enum Spec {
     Linear(Linear),
     Rope(Rope),
     Attention(Attention),
+    DeltaNet(DeltaNet),
     Sample(Sample),
 }
 
@@ -129,7 +130,11 @@ pub(super) struct Rope {
     pub head_dim: u32,
     /// Rotated elements of a head.
     pub rot: u32,
-    pub qk_norm: bool,
+    /// As in the kernel's parameters.
+    pub qk_norm: u32,
+    pub v_norm: bool,
+    /// Whether a gate follows each query head.
+    pub gated: bool,
     pub kv: Kv,
     /// Position and columns, one round each.
     pub runs: Vec<(u32, u32)>,
@@ -152,9 +157,24 @@ pub(super) struct Attention {
     pub window: u32,
     /// 0 = none.
     pub softcap: f32,
+    /// Whether a gate follows each query head.
+    pub gated: bool,
     pub kv: Kv,
     /// Position and columns, one round each.
     pub runs: Vec<(u32, u32)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeltaNet {
+    pub key_heads: u32,
+    pub value_heads: u32,
+    pub key_dim: u32,
+    pub value_dim: u32,
+    pub taps: u32,
+    /// States that are kept.
+    pub slots: u32,
+    /// Whether q, k, v, z of a key head lie together.
+    pub fused: bool,
 }
 
 /// What the sampler's logits look like.
@@ -194,6 +214,7 @@ pub fn cases() -> Vec<Case> {
     table.large();
     table.rope();
     table.attention();
+    table.delta_net();
     table.sample();
     table.cases
 }
@@ -452,11 +473,12 @@ impl Table {
         ];
         for (i, (heads, kv_heads, head_dim, rot)) in shapes.into_iter().enumerate() {
             for kv in [Kv::F16, Kv::F32] {
-                for qk_norm in [false, true] {
+                for (norm, qk_norm, v_norm) in [("", 0, false), (" norm", 1, false), (" late norm", 2, true)] {
                     let runs = vec![(0, 1), (1, 1), (17, 1), (200, 1), (0, 17), (63, 9), (64 + i as u32, 2)];
-                    let norm = if qk_norm { " norm" } else { "" };
+                    let gated = i % 2 == 1;
+                    let gate = if gated { " gate" } else { "" };
                     let name = format!(
-                        "rope.{} {heads}/{kv_heads} heads of {head_dim}, {rot} turned{norm}",
+                        "rope.{} {heads}/{kv_heads} heads of {head_dim}, {rot} turned{norm}{gate}",
                         kv.name()
                     );
                     let spec = Rope {
@@ -465,6 +487,8 @@ impl Table {
                         head_dim,
                         rot,
                         qk_norm,
+                        v_norm,
+                        gated,
                         kv,
                         runs,
                     };
@@ -486,8 +510,10 @@ impl Table {
         ];
         // (window, soft cap)
         let masks = [(0, 0.0), (8, 0.0), (100, 0.0), (0, 5.0), (64, 5.0)];
+        let masks = masks.map(|(window, softcap)| (window, softcap, false));
+        let masks: Vec<_> = masks.into_iter().chain([(0, 0.0, true)]).collect();
         for (heads, kv_heads, head_dim) in shapes {
-            for (window, softcap) in masks {
+            for &(window, softcap, gated) in &masks {
                 for kv in [Kv::F16, Kv::F32] {
                     for part in [Part::Block, Part::Merge, Part::Chunk] {
                         let (stem, runs) = match part {
@@ -509,6 +535,9 @@ impl Table {
                         if softcap != 0.0 {
                             name += " softcap";
                         }
+                        if gated {
+                            name += " gate";
+                        }
                         let spec = Attention {
                             part,
                             heads,
@@ -516,12 +545,43 @@ impl Table {
                             head_dim,
                             window,
                             softcap,
+                            gated,
                             kv,
                             runs: single.into_iter().chain(runs).collect(),
                         };
                         self.add(name, Tolerance::Exponential, Spec::Attention(spec));
                     }
                 }
+            }
+        }
+    }
+
+    fn delta_net(&mut self) {
+        // key heads, value heads, key dim, value dim, taps, states
+        let shapes = [
+            (2, 4, 32, 32, 4, 1),
+            (1, 1, 4, 4, 2, 1),
+            (2, 6, 20, 12, 4, 2),
+            (1, 3, 256, 64, 3, 4),
+            (1, 2, 8, 256, 1, 3),
+            (2, 2, 128, 128, 4, 1),
+            (1, 1, 12, 36, 16, 5),
+        ];
+        for (key_heads, value_heads, key_dim, value_dim, taps, slots) in shapes {
+            for (layout, fused) in [("", false), (" fused", true)] {
+                let spec = DeltaNet {
+                    key_heads,
+                    value_heads,
+                    key_dim,
+                    value_dim,
+                    taps,
+                    slots,
+                    fused,
+                };
+                let name = format!(
+                    "delta_net {key_heads}/{value_heads} heads of {key_dim}x{value_dim} taps {taps} states {slots}{layout}"
+                );
+                self.add(name, Tolerance::Exponential, Spec::DeltaNet(spec));
             }
         }
     }

@@ -154,6 +154,6 @@ fn tolerance(step: &Step, kind: Elements) -> Tolerance {
         (Op::Norm(_) | Op::AddNorm(_) | Op::Matvec(_) | Op::MatvecAdd(_), _) => Tolerance::Summed,
         (Op::Matmul(_) | Op::MatmulAdd(_) | Op::Rope(_) | Op::Sample(_), _) => Tolerance::Summed,
         (Op::MatvecGlu(_) | Op::MatmulGlu(_) | Op::Glu(_) | Op::Cap(_), _) => Tolerance::Exponential,
-        (Op::AttnBlock(_) | Op::AttnMerge(_) | Op::AttnChunk(_), _) => Tolerance::Exponential,
+        (Op::AttnBlock(_) | Op::AttnMerge(_) | Op::AttnChunk(_) | Op::DeltaNet(_), _) => Tolerance::Exponential,
     }
 }

@@ -1,6 +1,7 @@
 //! From a case to a plan of a few steps over made-up tensors, and to what its buffers hold before each round.
 
 mod attention;
+mod delta_net;
 mod linear;
 mod random;
 mod sample;
@@ -96,6 +97,7 @@ impl Spec {
             Spec::Linear(spec) => maker.linear(spec, max_binding)?,
             Spec::Rope(spec) => maker.rope(spec)?,
             Spec::Attention(spec) => maker.attention(spec)?,
+            Spec::DeltaNet(spec) => maker.delta_net(spec)?,
             Spec::Sample(spec) => maker.sample(spec)?,
         };
         let program = Program {
@@ -119,6 +121,7 @@ impl Spec {
                 kv: maker.kv,
                 vocab: 0,
                 hidden: 0,
+                kept_states: None,
             },
             tensors,
             rounds: maker.rounds,

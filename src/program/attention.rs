@@ -2,9 +2,9 @@
 
 use super::walk::{Mode, Source, Walk};
 use super::{ATTENTION_BLOCK, Bind, Fill, Stacking, VectorId};
-use crate::error::Result;
+use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
-use crate::model::{Layer, Linear};
+use crate::model::{Attention, Layer, Linear};
 
 impl Walk<'_> {
     /// Both modes of h += attention(norm(h)).
@@ -12,14 +12,18 @@ impl Walk<'_> {
         &mut self,
         number: usize,
         layer: &Layer,
-        norm: VectorId,
-        next_norm: VectorId,
+        attention: &Attention,
+        [norm, next_norm]: [VectorId; 2],
     ) -> Result<()> {
         let name = |part: &str| format!("layer.{number:02}.attn.{part}");
         let model = self.model;
-        let attention = &layer.attention;
         let (decode, prefill) = (self.decode, self.prefill);
         let head_vectors = (model.head_dim / 4) as u32;
+        let query_vectors = if attention.gated {
+            2 * head_vectors
+        } else {
+            head_vectors
+        };
         let (heads, kv_heads) = (attention.heads as u32, attention.kv_heads as u32);
         let positions = self.b.options.ctx;
         let blocks = positions.div_ceil(ATTENTION_BLOCK);
@@ -42,7 +46,13 @@ impl Walk<'_> {
             rot_vectors: (model.ropes[attention.rope].inv_freq.len() / 4) as u32,
             positions,
             eps: model.eps,
-            qk_norm: u32::from(head_norms.is_some()),
+            qk_norm: match (&head_norms, attention.norm_after_rope) {
+                (None, _) => 0,
+                (Some(_), false) => 1,
+                (Some(_), true) => 2,
+            },
+            v_norm: u32::from(attention.v_norm),
+            query_vectors,
         });
         let [q_norm, k_norm] = head_norms.unwrap_or([self.none; 2]);
         for (mode, scratch) in [(Mode::Decode, decode), (Mode::Prefill, prefill)] {
@@ -70,15 +80,18 @@ impl Walk<'_> {
             scale,
             softcap,
             window,
+            query_vectors,
         };
         let merge = kernel::AttnMerge {
             heads,
+            kv_heads,
             head_vectors,
             blocks,
             scale,
             softcap,
             window,
             y_stride,
+            query_vectors,
         };
         let chunk = kernel::AttnChunk {
             heads,
@@ -89,12 +102,13 @@ impl Walk<'_> {
             softcap,
             window,
             y_stride,
+            query_vectors,
         };
         let ctl = self.fixed.ctl;
         let bind = |buffers: &[usize]| buffers.iter().copied().map(Bind::Buffer).collect::<Vec<_>>();
         let to_part = bind(&[ctl, decode.qkv, k_cache, v_cache, decode.part]);
         self.push(Mode::Decode, &name("block"), Op::AttnBlock(block), None, to_part);
-        let to_attn = bind(&[ctl, decode.part, decode.attn]);
+        let to_attn = bind(&[ctl, decode.part, decode.qkv, decode.attn]);
         self.push(Mode::Decode, &name("merge"), Op::AttnMerge(merge), None, to_attn);
         let to_attn = bind(&[ctl, prefill.qkv, k_cache, v_cache, prefill.attn]);
         self.push(Mode::Prefill, &name("chunk"), Op::AttnChunk(chunk), None, to_attn);
@@ -103,16 +117,27 @@ impl Walk<'_> {
         self.residual(&name("o"), &attention.o, x, layer.attn_post_norm, next_norm)
     }
 
-    /// Sibling maps of the normalised stream into `qkv`: those with one device layout are stacked.
-    fn projections(&mut self, label: &str, siblings: &[&Linear]) -> Result<()> {
+    /// Sibling maps of the normalised stream into `qkv`, one behind the other: those with one device layout are stacked.
+    /// Returns the vectors of 4 from one column to the next.
+    pub(super) fn projections(&mut self, label: &str, siblings: &[&Linear]) -> Result<u32> {
         let total: usize = siblings.iter().map(|linear| linear.rows).sum();
+        let stride = total.div_ceil(4) as u32;
         let bias = self.b.biases(format!("{label}.bias"), siblings)?;
-        let mut first = 0;
+        let mut first = 0usize;
         let mut rest = siblings;
         while let [head, ..] = rest {
             let planes = self.b.planes(head.weight)?;
+            // Outputs are stored as whole vectors.
+            if !first.is_multiple_of(4) {
+                bail!(
+                    UnsupportedModel,
+                    "{label}: output {first} of {total} comes from a weight of another type, wanted a multiple of 4"
+                );
+            }
+            // A kernel tells three stacked tensors apart, where their scales are by column.
+            let most = if planes.has_column_scales() { 3 } else { rest.len() };
             let mut same = 1;
-            while same < rest.len() && self.b.planes(rest[same].weight)? == planes {
+            while same < rest.len().min(most) && self.b.planes(rest[same].weight)? == planes {
                 same += 1;
             }
             let (stacked, others) = rest.split_at(same);
@@ -122,10 +147,10 @@ impl Walk<'_> {
             let from = Source { matrix, bias, row0 };
             let norm = self.decode_norm();
             self.matvec(from, self.decode.x, norm, self.decode.qkv, label);
-            self.matmul(from, self.prefill.x, self.prefill.qkv, (total / 4) as u32, label);
+            self.matmul(from, self.prefill.x, self.prefill.qkv, stride, label);
             first += stacked.iter().map(|linear| linear.rows).sum::<usize>();
             rest = others;
         }
-        Ok(())
+        Ok(stride)
     }
 }

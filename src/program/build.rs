@@ -1,5 +1,6 @@
 //! From a [`Model`] to a [`Plan`]: buffers and weights are listed, then one walk over the layers writes the programs.
 
+use super::delta_net::projected;
 use super::walk::{Mode, Scratch, Walk};
 use super::{ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, Matrix, MatrixId, Piece, Plan, Program, Stacking, Vector};
 use super::{VectorId, weights};
@@ -7,7 +8,7 @@ use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::kernel::Kv;
-use crate::model::{GateUp, Layer, Linear, Model};
+use crate::model::{GateUp, Layer, Linear, Mixer, Model};
 use crate::sampling;
 
 /// What the device and the caller decide about a plan.
@@ -23,6 +24,8 @@ pub struct PlanOptions {
     pub max_binding: u64,
     /// Whether to plan the program that makes the logits of every prompt column.
     pub all_logits: bool,
+    /// Most tokens that a speculative round guesses; recurrent layers keep one state more than that.
+    pub drafts: u32,
 }
 
 /// Lowers the network. Errors: `UnsupportedTensorType` for weights without kernels, `OutOfMemory` when a buffer exceeds the
@@ -72,7 +75,10 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     for (i, layer) in model.layers.iter().enumerate() {
         let ffn_norm = walk.vector(format!("layer.{i:02}.ffn.norm"), layer.ffn_norm);
         let next_norm = walk.norm_vector(i + 1, norm_of(model.layers.get(i + 1)));
-        walk.attention(i, layer, norm, ffn_norm)?;
+        match &layer.mixer {
+            Mixer::Attention(attention) => walk.attention(i, layer, attention, [norm, ffn_norm])?,
+            Mixer::DeltaNet(net) => walk.delta_net(i, layer, net, [norm, ffn_norm])?,
+        }
         walk.ffn(i, layer, ffn_norm, next_norm)?;
         walk.end_layer();
         norm = next_norm;
@@ -108,6 +114,11 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         with_logits.logits = Some(all);
     }
     let Walk { b, .. } = walk;
+    let recurs = model
+        .layers
+        .iter()
+        .any(|layer| matches!(layer.mixer, Mixer::DeltaNet(_)));
+    let kept_states = b.kept_states();
     Ok(Plan {
         buffers: b.buffers,
         matrices: b.matrices,
@@ -119,6 +130,7 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         kv: options.kv,
         vocab: model.vocab as u32,
         hidden: model.hidden as u32,
+        kept_states: recurs.then_some(kept_states),
     })
 }
 
@@ -135,9 +147,16 @@ impl Builder<'_> {
     /// Activations for one column and for a chunk, as wide as the widest layer needs.
     fn scratch(&mut self, model: &Model) -> Result<[Scratch; 2]> {
         let widest = |f: &dyn Fn(&Layer) -> usize| model.layers.iter().map(f).max().unwrap_or(0);
-        let heads = widest(&|layer| layer.attention.heads);
-        let qkv = widest(&|layer| (layer.attention.heads + 2 * layer.attention.kv_heads) * model.head_dim);
-        let attn = widest(&|layer| layer.attention.heads * model.head_dim);
+        // Heads of attention, elements of a column of projections, and of what the output projection reads.
+        let mixer = |layer: &Layer| match &layer.mixer {
+            Mixer::Attention(attention) => [
+                attention.heads,
+                attention.projections.iter().map(|linear| linear.rows).sum(),
+                attention.o.cols,
+            ],
+            Mixer::DeltaNet(net) => [0, projected(net), net.o.cols],
+        };
+        let [heads, qkv, attn] = [0, 1, 2].map(|i| widest(&|layer| mixer(layer)[i]));
         let act = widest(&|layer| layer.ffn.down.cols);
         let post_norms = model
             .layers
@@ -180,8 +199,14 @@ impl Builder<'_> {
         }
     }
 
+    /// States of a recurrent layer that are kept.
+    pub(super) fn kept_states(&self) -> u32 {
+        self.options.drafts.saturating_add(1)
+    }
+
     pub(super) fn buffer(&mut self, label: String, bytes: u64, fill: Fill) -> Result<BufferId> {
-        let bytes = bytes.next_multiple_of(128);
+        // Something can be bound where a network has no use for it.
+        let bytes = bytes.max(1).next_multiple_of(128);
         if bytes > self.options.max_binding {
             let limit = self.options.max_binding;
             bail!(

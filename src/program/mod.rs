@@ -5,6 +5,7 @@
 
 mod attention;
 mod build;
+mod delta_net;
 mod ffn;
 mod walk;
 mod weights;
@@ -199,6 +200,7 @@ impl Grid {
             Op::AttnBlock(p) => Grid::Blocks(p.kv_heads),
             Op::AttnMerge(p) => Grid::Threads(p.heads * p.head_vectors, 1),
             Op::AttnChunk(p) => Grid::Groups(p.heads, 4),
+            Op::DeltaNet(p) => Grid::Groups(p.value_heads, 0),
             Op::Sample(_) => Grid::One,
         }
     }
@@ -297,6 +299,9 @@ pub struct Plan {
     pub vocab: u32,
     /// Elements of the residual stream.
     pub hidden: u32,
+    /// Recurrent layers keep their state after so many last positions; `None`: there are no such layers, and a session can
+    /// go back to any position.
+    pub kept_states: Option<u32>,
 }
 
 impl Plan {

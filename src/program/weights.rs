@@ -56,11 +56,14 @@ impl Matrix {
             let mut part_rows = [u32::MAX; 3];
             let mut at = 0;
             for run in &runs {
-                part_rows[run.part] = at as u32;
+                // The fourth and later ones are told apart by nothing: their layout has no scales by column.
+                if let Some(first) = part_rows.get_mut(run.part) {
+                    *first = at as u32;
+                }
                 at += run.rows.len();
             }
             // Parts that ended before this segment begin at its first row, so that rows count past them.
-            part_rows[..runs[0].part].fill(0);
+            part_rows[..runs[0].part.min(3)].fill(0);
             Segment {
                 row0: here.start as u32,
                 runs,

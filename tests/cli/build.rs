@@ -83,7 +83,7 @@ pub fn model() -> &'static str {
     MODEL.get_or_init(|| {
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("llama_tied.cmf");
         let out = out.to_str().unwrap().to_string();
-        let src = fixture("models/llama_tied");
+        let src = crate::golden::dir("llama_tied");
         let ran = run(&["convert", src.to_str().unwrap(), "-o", &out, "--quant", "f16"]);
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         out

@@ -3,4 +3,6 @@
 mod build;
 mod commands;
 mod errors;
+#[path = "../golden/mod.rs"]
+mod golden;
 mod streams;

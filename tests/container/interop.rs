@@ -67,7 +67,7 @@ fn manifest(dir: &Path) -> Vec<Value> {
 fn files_of_another_writer() {
     let dir = fixture("interop");
     let files = manifest(&dir);
-    assert_eq!(files.len(), 6);
+    assert_eq!(files.len(), 7);
     files.iter().for_each(|entry| check(&dir, entry));
 }
 

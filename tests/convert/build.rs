@@ -27,10 +27,9 @@ pub const MODELS: [&str; 13] = [
     "phi3_longrope",
 ];
 
+/// A golden model's directory.
 pub fn fixture(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/models")
-        .join(model)
+    crate::golden::dir(model)
 }
 
 pub fn run(src: &Path, out: &Path, quant: Dtype) -> Result<Report> {

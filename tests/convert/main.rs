@@ -3,8 +3,11 @@
 mod build;
 mod families;
 mod gguf;
+#[path = "../golden/mod.rs"]
+mod golden;
 mod huggingface;
 mod malformed;
+mod recurrent;
 mod refusals;
 mod requant;
 mod tokenizer;

@@ -174,7 +174,7 @@ fn ids_and_texts_equal_those_of_the_original() {
         let (_dir, container) = opened(&with_tokenizer(model, pre));
         let rebuilt = Tokenizer::from_bytes(container.tokenizer_json().unwrap()).unwrap();
         let original = Tokenizer::from_file(fixture(model).join("tokenizer.json")).unwrap();
-        let golden = json(&fixture("..").join("tokenizers").join(kind).join("golden.json"));
+        let golden = json(&crate::golden::fixture("../tokenizers").join(kind).join("golden.json"));
         let golden: Vec<&str> = golden["cases"]
             .as_array()
             .unwrap()

@@ -15,6 +15,7 @@ fn executor() -> (Arc<Plan>, HostExecutor) {
         kv: Kv::F16,
         max_binding: 1 << 30,
         all_logits: false,
+        drafts: 0,
     };
     let plan = crate::plan_of(&tensors, &options);
     (plan.clone(), HostExecutor::new(plan, tensors).unwrap())

@@ -51,6 +51,7 @@ fn check(dir: &Path, entry: &Value) -> usize {
             kv: Kv::F32,
             max_binding: device.max_binding(),
             all_logits: false,
+            drafts: 0,
         };
         let plan = crate::plan_of(&tensors, &options);
         let executor: Box<dyn Executor> = match on_host {

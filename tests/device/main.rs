@@ -1,10 +1,13 @@
 //! What needs a device: kernels, programs and whole models. A test that finds no adapter fails; software Vulkan counts.
 
+#[path = "../golden/mod.rs"]
+mod golden;
 mod goldens;
 mod host;
 mod interop;
 mod invariance;
 mod parity;
+mod recurrent;
 
 use cmf_gpu::container::Container;
 use cmf_gpu::convert::{Options, convert};
@@ -14,7 +17,6 @@ use cmf_gpu::model::bind;
 use cmf_gpu::parity::{Case, cases};
 use cmf_gpu::program::{Plan, PlanOptions, plan};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 /// The machine's best adapter, opened anew with these options.
@@ -35,18 +37,11 @@ fn device() -> Arc<Device> {
     DEFAULT.clone()
 }
 
-/// A golden model's directory.
-fn golden_dir(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/models")
-        .join(name)
-}
-
 /// A golden model converted to a type of weights. The directory goes with the guard.
 fn golden(name: &str, quant: Dtype) -> (Arc<Container>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.cmf");
-    convert(&golden_dir(name), &file, &Options { quant }, &mut |_| {
+    convert(&golden::dir(name), &file, &Options { quant }, &mut |_| {
         ControlFlow::Continue(())
     })
     .unwrap();

@@ -56,6 +56,7 @@ fn programs_of(name: &str, quant: Dtype, kv: Kv) {
         kv,
         max_binding: device.max_binding(),
         all_logits: kv == Kv::F32,
+        drafts: 0,
     };
     let plan = crate::plan_of(&tensors, &options);
     let subject = Subject { plan, tensors };
@@ -169,6 +170,7 @@ fn a_model_in_segments_gives_the_same_bits() {
             kv: Kv::F16,
             max_binding: device.max_binding(),
             all_logits: true,
+            drafts: 0,
         };
         let plan = crate::plan_of(&tensors, &options);
         assert_eq!(plan.matrices[0].segments.len(), segments_of_head);
@@ -313,6 +315,7 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "attn_block.f16 9/3 heads of 64 window 100",
         "attn_merge 9/3 heads of 64 window 8",
         "attn_chunk.f32 9/3 heads of 64 softcap",
+        "delta_net 2/6 heads of 20x12 taps 4 states 2",
         "sample 257 spread",
     ] {
         let case = case(name);
@@ -335,7 +338,8 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::AttnBlock(p) => p.window += 1,
             Op::AttnMerge(p) => p.window = 0,
             Op::AttnChunk(p) => p.softcap *= 1.001,
-            Op::Sample(p) => p.vocab -= 1,
+            Op::DeltaNet(p) => p.eps = 0.0,
+            Op::Sample(p) => p.vocab /= 2,
         }
         changed.insert(step.op.kernel().stem());
         refused(&bad, &case);
@@ -353,6 +357,7 @@ fn a_wrong_weight_in_a_model_is_found_by_the_name_of_its_step() {
         kv: Kv::F16,
         max_binding: device.max_binding(),
         all_logits: false,
+        drafts: 0,
     };
     let plan = crate::plan_of(&tensors, &options);
     let id = tensors.find("model.layers.1.mlp.down_proj.weight").unwrap();
@@ -381,6 +386,7 @@ fn a_wrong_parameter_in_a_model_is_found_by_the_name_of_its_step() {
         kv: Kv::F32,
         max_binding: device.max_binding(),
         all_logits: false,
+        drafts: 0,
     };
     let plan = crate::plan_of(&tensors, &options);
     let reference = Subject {

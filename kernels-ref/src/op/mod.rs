@@ -5,6 +5,7 @@
 
 pub mod argmax;
 pub mod attention;
+pub mod delta_net;
 pub mod glu;
 pub mod linear;
 pub mod rms_norm;

@@ -8,7 +8,9 @@ use cmf_gpu::options::{DeviceChoice, LoadOptions};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::path::Path;
+
+#[path = "../../../tests/golden/mod.rs"]
+mod golden;
 
 struct Typed(VecDeque<Line>);
 
@@ -65,11 +67,12 @@ impl Screen<'_> {
 }
 
 fn engine(ctx: u32) -> Engine {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama_tied");
+    let src = tempfile::tempdir().unwrap();
+    golden::unpack("llama_tied", src.path());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.cmf");
     let quant = convert::Options { quant: Dtype::F16 };
-    convert(&src, &path, &quant, &mut |_| ControlFlow::Continue(())).unwrap();
+    convert(src.path(), &path, &quant, &mut |_| ControlFlow::Continue(())).unwrap();
     let options = LoadOptions {
         device: DeviceChoice::Cpu,
         ctx: Some(ctx),

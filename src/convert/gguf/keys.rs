@@ -55,13 +55,14 @@ impl Keys<'_> {
         format!("{}.{key}", self.prefix)
     }
 
-    /// Errors: `UnsupportedModel` with a hyperparameter that is not known or says what cannot be honoured.
-    pub fn refuse_unknown(&self) -> Result<()> {
+    /// `also` are known in the family at hand. Errors: `UnsupportedModel` with a hyperparameter that is not known or says
+    /// what cannot be honoured.
+    pub fn refuse_unknown(&self, also: &[&str]) -> Result<()> {
         let own = self
             .metadata
             .keys()
             .filter_map(|key| key.strip_prefix(self.prefix)?.strip_prefix('.'));
-        let mut unknown: Vec<&str> = own.filter(|key| !KNOWN.contains(key)).collect();
+        let mut unknown: Vec<&str> = own.filter(|key| !KNOWN.contains(key) && !also.contains(key)).collect();
         unknown.sort_unstable();
         if let Some(key) = unknown.first() {
             bail!(

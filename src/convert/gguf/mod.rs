@@ -2,12 +2,13 @@
 //!
 //! Knows the imported families' names of tensors; `network` knows their keys. The tokenizer is rebuilt next door.
 
+mod delta;
 mod keys;
 mod network;
 mod parts;
 
 use super::bind::{Found, bind};
-use super::family::{Family, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, Role, TAIL};
+use super::family::{Family, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MTP_PREFIX, Role, TAIL};
 use super::{Encoding, Import, Matrix, Model, tokenizer};
 use crate::container::gguf::Metadata;
 use crate::container::{Arch, NormStyle};
@@ -54,10 +55,10 @@ impl Source {
             bail!(
                 UnsupportedModel,
                 "GGUF architecture '{name}' cannot be converted; known are {}",
-                Family::names()
+                Family::gguf_names()
             );
         };
-        keys.refuse_unknown()?;
+        keys.refuse_unknown(if family.delta.is_some() { &delta::KEYS } else { &[] })?;
         let mut notes = Vec::new();
         let mut arch = network::read(&self.0, &keys, family, &mut notes)?;
         let found = self.tensors(family, &arch)?;
@@ -90,8 +91,14 @@ impl Source {
     fn tensors(&self, family: &Family, arch: &Arch) -> Result<Found<'_>> {
         let mut found = Found::new();
         for (file, tensor) in self.0.tensors().filter(|(_, tensor)| !network::describes(&tensor.name)) {
-            let (name, role) = match container_name(family, &tensor.name) {
+            let named = container_name(family, &tensor.name);
+            let named = named.filter(|_| !is_extra(&tensor.name, arch));
+            let (name, role) = match named {
                 Some((name, role)) => (name, Some(role)),
+                // Blocks behind the layers are a multi-token head, and are dropped as such.
+                None if family.delta.is_some() && is_extra(&tensor.name, arch) => {
+                    (format!("{MTP_PREFIX}{}", tensor.name), None)
+                }
                 // Left for the binder to refuse by the name it has.
                 None => (tensor.name.clone(), None),
             };
@@ -101,8 +108,12 @@ impl Source {
                 matrix = matrix.interleaved(arch.head_dim)?;
             }
             // 1+w becomes w again, not a norm of the other style: f16 has room for every bit of a small w, not of 1+w.
-            if family.norm_style == NormStyle::Gemma && role.is_some_and(|role| role.name.ends_with("norm.weight")) {
+            if family.norm_style == NormStyle::Gemma && role.is_some_and(|role| of_norm_style(role.name)) {
                 matrix = matrix.less(1.0);
+            }
+            if let Some(role) = role.filter(|_| family.delta.is_some()) {
+                matrix = delta::arrange(matrix, role, arch)
+                    .map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
             }
             if found.insert(name.clone(), matrix).is_some() {
                 bail!(Parse, "tensor '{name}' occurs twice");
@@ -110,6 +121,20 @@ impl Source {
         }
         Ok(found)
     }
+}
+
+/// Whether a tensor belongs to a block behind the layers.
+fn is_extra(name: &str, arch: &Arch) -> bool {
+    let block = name
+        .strip_prefix(GGUF_LAYER_PREFIX)
+        .and_then(|rest| rest.split_once('.'));
+    let number = block.and_then(|(number, _)| number.parse::<usize>().ok());
+    number.is_some_and(|number| number >= arch.num_layers)
+}
+
+/// Whether a norm is of the family's style: that of a recurrence is plain in all of them.
+fn of_norm_style(name: &str) -> bool {
+    name.ends_with("norm.weight") && name != "linear_attn.norm.weight"
 }
 
 /// The sampler's settings under the names of a generation configuration.

@@ -2,6 +2,7 @@
 //!
 //! What files of a family leave out follows from the family, as the programs that read them have it.
 
+use super::delta;
 use super::keys::Keys;
 use super::parts::Parts;
 use crate::container::gguf::shortest;
@@ -57,7 +58,9 @@ pub(super) fn read(parts: &Parts, keys: &Keys, family: &Family, notes: &mut Vec<
         head_dim,
         vocab,
         inter: keys.count("feed_forward_length")?,
-        layers: keys.count("block_count")?,
+        layers: keys
+            .count("block_count")?
+            .saturating_sub(delta::extra_blocks(keys, family)?),
         kv_heads: keys.unsigned("attention.head_count_kv")?.unwrap_or(heads),
     };
     let mut arch = dims.arch(family, parts.tensors().count())?;
@@ -77,6 +80,7 @@ pub(super) fn read(parts: &Parts, keys: &Keys, family: &Family, notes: &mut Vec<
         };
         arch.query_pre_attn_scalar = Some(scalar);
     }
+    delta::read(keys, family, &mut arch)?;
     layer_types(parts, keys, family, &mut arch)?;
     rotation(parts, keys, family, &mut arch, notes)?;
     Ok(arch)

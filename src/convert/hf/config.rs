@@ -2,7 +2,7 @@
 //!
 //! Knows the keys of Hugging Face configurations and refuses by name those whose meaning it cannot keep. Knows no tensors.
 
-use super::super::arch::{Dims, frequencies, slides, windows};
+use super::super::arch::{Dims, frequencies, recurring, slides, windows};
 use super::super::family::{Family, Window};
 use super::super::rope::{self, Llama3};
 use crate::container::{Arch, HiddenAct, LayerType, Mtp, Yarn};
@@ -186,6 +186,7 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
     arch.attn_logit_softcapping = keys.float("attn_logit_softcapping")?;
     arch.final_logit_softcapping = keys.float("final_logit_softcapping")?;
     arch.mtp = mtp(&keys)?;
+    linear_attention(&keys, family, &mut arch)?;
     layer_types(&keys, family, &mut arch)?;
     let mut notes = Vec::new();
     rotation(&keys, family, &mut arch, &mut notes)?;
@@ -199,7 +200,17 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
 
 /// The multi-token head that the configuration announces.
 fn mtp(keys: &Keys) -> Result<Option<Mtp>> {
-    let layers = keys.size("num_nextn_predict_layers")?.filter(|&layers| layers > 0);
+    let named = match keys.size("num_nextn_predict_layers")? {
+        Some(layers) => Some(layers),
+        None => keys.size("mtp_num_hidden_layers")?,
+    };
+    let layers = named.filter(|&layers| layers > 0);
+    if layers.is_some() && keys.bool("mtp_use_dedicated_embeddings")? == Some(true) {
+        bail!(
+            UnsupportedModel,
+            "config key 'mtp_use_dedicated_embeddings' is true; only heads that share the embedding are known"
+        );
+    }
     Ok(layers.map(|num_layers| Mtp {
         num_layers,
         share_lm_head: true,
@@ -216,6 +227,39 @@ fn activation(name: &str) -> Result<HiddenAct> {
             "config key 'hidden_act' is '{name}'; known are silu and gelu_pytorch_tanh"
         ),
     }
+}
+
+/// The dimensions of Gated DeltaNet layers, and which layers are such by the family's rule.
+fn linear_attention(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
+    if family.delta.is_none() {
+        return Ok(());
+    }
+    if keys.bool("attn_output_gate")? == Some(false) {
+        bail!(
+            UnsupportedModel,
+            "config key 'attn_output_gate' is false; attention of {} models has gates",
+            family.model_type
+        );
+    }
+    if keys.unsigned("num_experts")?.is_some_and(|count| count > 0) {
+        let dense = keys.get("mlp_only_layers").and_then(Value::as_array);
+        let dense = |layer: usize| dense.is_some_and(|dense| dense.iter().any(|n| n.as_u64() == Some(layer as u64)));
+        if let Some(layer) = (0..arch.num_layers).find(|&layer| !dense(layer)) {
+            bail!(
+                UnsupportedModel,
+                "layer {layer} of this {} model is a mixture of experts, which cannot be converted yet",
+                family.model_type
+            );
+        }
+    }
+    let size = |key: &str| keys.size(key).and_then(|value| keys.need(key, value)).map(Some);
+    arch.linear_conv_kernel_dim = size("linear_conv_kernel_dim")?;
+    arch.linear_num_key_heads = size("linear_num_key_heads")?;
+    arch.linear_num_value_heads = size("linear_num_value_heads")?;
+    arch.linear_key_head_dim = size("linear_key_head_dim")?;
+    arch.linear_value_head_dim = size("linear_value_head_dim")?;
+    let interval = keys.need("full_attention_interval", keys.size("full_attention_interval")?)?;
+    recurring(arch, interval)
 }
 
 fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
@@ -244,6 +288,7 @@ fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
             *slot = match name.as_str() {
                 Some("full_attention") => LayerType::FullAttention,
                 Some("sliding_attention") => LayerType::SlidingAttention,
+                Some("linear_attention") if family.delta.is_some() => LayerType::LinearAttention,
                 _ => bail!(
                     UnsupportedModel,
                     "config key 'layer_types' has {}, which is unknown",

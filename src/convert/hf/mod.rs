@@ -6,6 +6,7 @@ mod config;
 mod tokens;
 
 use super::bind::{Found, bind};
+use super::family::MTP_NAMES;
 use super::{Encoding, Import, Matrix, Model};
 use crate::container::{MappedFile, json, safetensors};
 use crate::error::{Error, Kind, Result, bail};
@@ -110,6 +111,7 @@ impl Source {
                     dropped.push(format!("{}: not part of the language model", tensor.name));
                     continue;
                 };
+                let name = container_name(name);
                 let encoding = tensor.float().map(Encoding::Float);
                 let matrix = Matrix::in_file(tensor.shape.clone(), &shard.file, tensor.range.clone(), encoding)?;
                 if found.insert(name.clone(), matrix).is_some() {
@@ -165,6 +167,13 @@ fn language_name(name: &str, nested: bool) -> Option<String> {
             .any(|prefix| name.starts_with(prefix))
             .then(|| name.to_owned())
     })
+}
+
+/// The container's name of a tensor of the text model: only multi-token heads have another one.
+fn container_name(name: String) -> String {
+    let mut names = MTP_NAMES.iter();
+    let renamed = names.find_map(|(from, to)| name.strip_prefix(from).map(|rest| format!("{to}{rest}")));
+    renamed.unwrap_or(name)
 }
 
 fn open_shard(path: &Path) -> Result<Shard> {

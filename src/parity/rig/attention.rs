@@ -40,7 +40,8 @@ impl Maker {
     pub(super) fn rope(&mut self, spec: &Rope) -> Result<Arc<dyn Tensors>> {
         self.kv = spec.kv;
         let most = spec.runs.iter().map(|run| run.1).max().unwrap_or(1);
-        let stride = (spec.heads + 2 * spec.kv_heads) * spec.head_dim;
+        let query = if spec.gated { 2 * spec.head_dim } else { spec.head_dim };
+        let stride = spec.heads * query + 2 * spec.kv_heads * spec.head_dim;
         let q_norm = self.vector("q_norm", spec.head_dim as usize)?;
         let k_norm = self.vector("k_norm", spec.head_dim as usize)?;
         let table = self.buffer("table", (POSITIONS * spec.rot) as usize);
@@ -54,7 +55,9 @@ impl Maker {
             rot_vectors: spec.rot / 8,
             positions: POSITIONS,
             eps: 1e-2,
-            qk_norm: u32::from(spec.qk_norm),
+            qk_norm: spec.qk_norm,
+            v_norm: u32::from(spec.v_norm),
+            query_vectors: query / 4,
         });
         let buffers = [qkv, k_cache, v_cache].map(Bind::Buffer);
         let first = [Bind::Buffer(CTL), Bind::Buffer(table), q_norm, k_norm];
@@ -82,14 +85,17 @@ impl Maker {
             head_dim,
             window,
             softcap,
+            gated,
             ..
         } = *spec;
+        let query = if gated { 2 * head_dim } else { head_dim };
+        let query_vectors = query / 4;
         let most = spec.runs.iter().map(|run| run.1).max().unwrap_or(1);
         let head_vectors = head_dim / 4;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let blocks = POSITIONS.div_ceil(ATTENTION_BLOCK);
         let positions = POSITIONS;
-        let stride = (heads + 2 * kv_heads) * head_dim;
+        let stride = heads * query + 2 * kv_heads * head_dim;
         let part_len = (heads * blocks * (4 + head_dim)) as usize;
         // One vector more than a column needs.
         let y_stride = heads * head_vectors + 1;
@@ -109,20 +115,23 @@ impl Maker {
                     scale,
                     softcap,
                     window,
+                    query_vectors,
                 };
                 (Op::AttnBlock(op), vec![CTL, qkv, k_cache, v_cache, part])
             }
             Part::Merge => {
                 let op = kernel::AttnMerge {
                     heads,
+                    kv_heads,
                     head_vectors,
                     blocks,
                     scale,
                     softcap,
                     window,
                     y_stride,
+                    query_vectors,
                 };
-                (Op::AttnMerge(op), vec![CTL, part, y])
+                (Op::AttnMerge(op), vec![CTL, part, qkv, y])
             }
             Part::Chunk => {
                 let op = kernel::AttnChunk {
@@ -134,6 +143,7 @@ impl Maker {
                     softcap,
                     window,
                     y_stride,
+                    query_vectors,
                 };
                 (Op::AttnChunk(op), vec![CTL, qkv, k_cache, v_cache, y])
             }
@@ -142,7 +152,10 @@ impl Maker {
         for &(pos, columns) in &spec.runs {
             let end = pos + columns;
             let inputs = match spec.part {
-                Part::Merge => vec![(part, self.blocks(spec, pos, columns, blocks))],
+                Part::Merge => {
+                    let q = self.random.words((stride * columns) as usize, 3.0);
+                    vec![(part, self.blocks(spec, pos, columns, blocks)), (qkv, q)]
+                }
                 Part::Block | Part::Chunk => {
                     // Large queries, so that some keys stand out.
                     let q = self.random.words((stride * columns) as usize, 8.0);

@@ -1,0 +1,98 @@
+//! Binds the tensors of a Gated DeltaNet layer.
+
+use super::bind::Binder;
+use super::{DeltaNet, DeltaProjections};
+use crate::container::{Arch, LayerType};
+use crate::error::{Result, bail};
+
+/// Largest key or value head, and longest convolution, that the kernels take.
+const MAX_HEAD: usize = 256;
+const MAX_TAPS: usize = 16;
+
+impl Binder<'_> {
+    /// The recurrence of a layer that has the tensors of one, `None` for other layers.
+    ///
+    /// Errors: `MissingTensor` for tensors, and for a layer that is called linear and has neither these nor attention;
+    /// `Parse` for dimensions that the header lacks and shapes that contradict it; `UnsupportedModel` for sizes no kernel
+    /// takes.
+    pub(super) fn delta_net(&mut self, arch: &Arch, layer: usize) -> Result<Option<DeltaNet>> {
+        let name = |part: &str| format!("model.layers.{layer}.linear_attn.{part}");
+        let has = |binder: &Self, tensor: String| binder.tensors.find(&tensor).is_some();
+        let fused = has(self, name("in_proj_qkvz.weight"));
+        if !fused && !has(self, name("in_proj_qkv.weight")) {
+            let linear = arch.layer_types.get(layer) == Some(&LayerType::LinearAttention);
+            let attends = |part: &str| has(self, format!("model.layers.{layer}.self_attn.{part}.weight"));
+            if linear && !attends("q_proj") && !attends("qkv_proj") {
+                bail!(
+                    MissingTensor,
+                    "the network needs tensor '{}': layer {layer} is linear attention",
+                    name("in_proj_qkv.weight")
+                );
+            }
+            return Ok(None);
+        }
+        let dim = |key: &str, value: Option<usize>| match value {
+            Some(value) => Ok(value),
+            None => bail!(Parse, "arch.{key} is missing, and layer {layer} is linear attention"),
+        };
+        let hidden = arch.hidden_size;
+        let key_heads = dim("linear_num_key_heads", arch.linear_num_key_heads)?;
+        let value_heads = dim("linear_num_value_heads", arch.linear_num_value_heads)?;
+        let key_dim = dim("linear_key_head_dim", arch.linear_key_head_dim)?;
+        let value_dim = dim("linear_value_head_dim", arch.linear_value_head_dim)?;
+        let taps = dim("linear_conv_kernel_dim", arch.linear_conv_kernel_dim)?;
+        for (what, dim) in [("key", key_dim), ("value", value_dim)] {
+            if !dim.is_multiple_of(4) || dim > MAX_HEAD {
+                bail!(
+                    UnsupportedModel,
+                    "linear {what} heads of {dim} elements, wanted a multiple of 4 up to {MAX_HEAD}"
+                );
+            }
+        }
+        if taps > MAX_TAPS {
+            bail!(
+                UnsupportedModel,
+                "a convolution over {taps} positions, wanted at most {MAX_TAPS}"
+            );
+        }
+        let rows = |parts: [(usize, usize); 2]| {
+            let [keys, values] = parts.map(|(count, each)| count.checked_mul(each));
+            match keys.zip(values).and_then(|(keys, values)| keys.checked_add(values)) {
+                Some(rows) => Ok(rows),
+                None => bail!(
+                    Parse,
+                    "arch.linear_num_value_heads is {value_heads}: no tensor is that large"
+                ),
+            }
+        };
+        let values = rows([(0, 0), (value_heads, value_dim)])?;
+        let channels = rows([(key_heads, 2 * key_dim), (value_heads, value_dim)])?;
+        let projections = if fused {
+            let all = rows([(key_heads, 2 * key_dim), (value_heads, 2 * value_dim)])?;
+            DeltaProjections::Fused {
+                qkvz: self.linear(&name("in_proj_qkvz"), all, hidden)?,
+                ba: self.linear(&name("in_proj_ba"), rows([(0, 0), (value_heads, 2)])?, hidden)?,
+            }
+        } else {
+            DeltaProjections::Split {
+                qkv: self.linear(&name("in_proj_qkv"), channels, hidden)?,
+                z: self.linear(&name("in_proj_z"), values, hidden)?,
+                b: self.linear(&name("in_proj_b"), value_heads, hidden)?,
+                a: self.linear(&name("in_proj_a"), value_heads, hidden)?,
+            }
+        };
+        Ok(Some(DeltaNet {
+            projections,
+            conv: self.required(&name("conv1d.weight"), &[channels as u64, 1, taps as u64])?,
+            a_log: self.vector(&name("A_log"), value_heads)?,
+            dt_bias: self.vector(&name("dt_bias"), value_heads)?,
+            norm: self.vector(&name("norm.weight"), value_dim)?,
+            o: self.linear(&name("out_proj"), hidden, values)?,
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            taps,
+        }))
+    }
+}
