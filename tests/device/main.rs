@@ -4,6 +4,7 @@ mod goldens;
 mod host;
 mod interop;
 mod invariance;
+mod mixed;
 mod parity;
 
 use cmf_gpu::container::Container;
