@@ -1,6 +1,7 @@
 // One bit a weight, 1 is +1 and 0 is -1; one word a unit: bit 8j + k is column 4k + j, so that four neighbours leave the
 // word together. The dot is 2*sum(bit*x) - sum(x).
 const NEEDS_SUM: bool = true;
+const PREPARES_X: bool = false;
 
 fn unit_word(row: Row, unit: u32) -> u32 {
     let i = row.code + unit;

@@ -1,6 +1,7 @@
 // Two bits a weight, code q is worth q - 1; two words a unit: column 16p + 4k + j is bits 8j + 2k and 8j + 2k + 1 of word p,
 // so that four neighbours leave the word together. The dot is sum(q*x) - sum(x).
 const NEEDS_SUM: bool = true;
+const PREPARES_X: bool = false;
 
 fn unit_word(row: Row, unit: u32, p: u32) -> u32 {
     let i = (row.code + unit) * 2u + p;

@@ -5,18 +5,21 @@
 // the even one in the lower nibbles. Codes of 3 bits are upper nibbles without lower ones, so worth 16 times too much.
 // What a width does not have is masked, so that rows of all widths take one way.
 const NEEDS_SUM: bool = true;
-struct Row { code: u32, bits: u32, scale: u32 }
+const PREPARES_X: bool = false;
+struct Row { word: u32, record: u32 }
 
 fn row_open(row: u32) -> Row {
     let record = row * (1u + ((params.units + 1u) >> 1u));
-    let word = scales[record];
-    return Row(word >> 4u, word & 15u, record + 1u);
+    return Row(scales[record], record);
 }
+
+fn code(row: Row) -> u32 { return row.word >> 4u; }
+fn bits(row: Row) -> u32 { return row.word & 15u; }
 
 fn unit_scale(row: Row, unit: u32) -> f32 {
     // Makes up for the codes of 3 bits.
-    let worth = select(1.0, 0.0625, row.bits == 3u);
-    return worth * half((scales[row.scale + (unit >> 1u)] >> ((unit & 1u) * 16u)) & 0xffffu);
+    let worth = select(1.0, 0.0625, bits(row) == 3u);
+    return worth * half((scales[row.record + 1u + (unit >> 1u)] >> ((unit & 1u) * 16u)) & 0xffffu);
 }
 
 // All ones where it holds.
@@ -26,12 +29,12 @@ fn mask(holds: bool) -> u32 { return select(0u, 0xffffffffu, holds); }
 struct Parts { low: u32, high: u32, pair: u32, bit: u32, bit_at: u32, words: u32 }
 
 fn parts_of(row: Row) -> Parts {
-    let three = row.bits == 3u;
+    let three = bits(row) == 3u;
     let low = mask(!three);
-    let high = mask(row.bits == 8u);
-    let words = (row.code + (params.units & low) + (params.units & high)) * 4u;
+    let high = mask(bits(row) == 8u);
+    let words = (code(row) + (params.units & low) + (params.units & high)) * 4u;
     return Parts(
-        low, high, mask(three || row.bits == 6u), mask(three || row.bits == 5u), select(0u, 2u, three), words,
+        low, high, mask(three || bits(row) == 6u), mask(three || bits(row) == 5u), select(0u, 2u, three), words,
     );
 }
 
@@ -39,12 +42,12 @@ fn word_at(i: u32) -> u32 { return codes[i >> 2u][i & 3u]; }
 
 // Where a part is missing the row's first word is read in its place, which is there for every width.
 fn pair_word(row: Row, parts: Parts, unit: u32, p: u32) -> u32 {
-    return word_at(select(row.code * 4u, parts.words + unit * 2u + p, parts.pair != 0u)) & parts.pair;
+    return word_at(select(code(row) * 4u, parts.words + unit * 2u + p, parts.pair != 0u)) & parts.pair;
 }
 
 fn bit_word(row: Row, parts: Parts, unit: u32) -> u32 {
     let at = parts.words + (2u * params.units & parts.pair) + unit;
-    return word_at(select(row.code * 4u, at, parts.bit != 0u)) & parts.bit;
+    return word_at(select(code(row) * 4u, at, parts.bit != 0u)) & parts.bit;
 }
 
 // The upper nibbles of quads 2i and 2i + 1.
@@ -63,12 +66,12 @@ fn odd(low: u32, upper: u32) -> vec4<f32> {
 }
 
 // The code that is worth 0.
-fn level(row: Row) -> f32 { return f32(i32(select((1u << (row.bits - 1u)) - 1u, 48u, row.bits == 3u))); }
+fn level(row: Row) -> f32 { return f32(i32(select((1u << (bits(row) - 1u)) - 1u, 48u, bits(row) == 3u))); }
 
 fn unit_dot(row: Row, unit: u32, x: X32, sum: f32) -> f32 {
     let p = parts_of(row);
-    let low = codes[row.code + (unit & p.low)] & vec4<u32>(p.low);
-    let high = codes[row.code + ((params.units + unit) & p.high)] & vec4<u32>(p.high);
+    let low = codes[code(row) + (unit & p.low)] & vec4<u32>(p.low);
+    let high = codes[code(row) + ((params.units + unit) & p.high)] & vec4<u32>(p.high);
     let v = pair_word(row, p, unit, 0u);
     let w = pair_word(row, p, unit, 1u);
     let bit = bit_word(row, p, unit);
@@ -89,8 +92,8 @@ fn unit_dot(row: Row, unit: u32, x: X32, sum: f32) -> f32 {
 
 fn codes8(row: Row, unit: u32, j: u32) -> W8 {
     let p = parts_of(row);
-    let low = codes[row.code + (unit & p.low)][j] & p.low;
-    let high = codes[row.code + ((params.units + unit) & p.high)][j] & p.high;
+    let low = codes[code(row) + (unit & p.low)][j] & p.low;
+    let high = codes[code(row) + ((params.units + unit) & p.high)][j] & p.high;
     let up = upper(p, high, pair_word(row, p, unit, j >> 1u), bit_word(row, p, unit), j);
     let zero = vec4<f32>(level(row));
     return W8(even(low, up) - zero, odd(low, up) - zero);

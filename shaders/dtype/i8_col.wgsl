@@ -1,6 +1,7 @@
 // Signed bytes with one f16 scale a row and one a column: 2 vectors a unit; scales: row halves, then the column halves of
 // each stacked part. The column scale multiplies x, the row scale the finished sum.
 const NEEDS_SUM: bool = false;
+const PREPARES_X: bool = true;
 struct Row { code: u32 }
 
 fn row_open(row: u32) -> Row { return Row(row * params.units * 2u); }

@@ -12,18 +12,31 @@ fn x_sum_if_needed(x: X32) -> f32 {
 // Which of the stacked tensors a row belongs to.
 fn part_of(row: u32) -> u32 { return u32(row >= params.part1) + u32(row >= params.part2); }
 
+// What one logical lane adds to the dot products of two rows of a part.
+fn lane_dots2(r0: Row, r1: Row, part: u32, logical: u32) -> vec2<f32> {
+    var acc = vec2<f32>(0.0);
+    for (var unit = logical; unit < params.units; unit += LOGICAL_LANES) {
+        let v = prep_x(part, unit, load_x(unit));
+        let sum = x_sum_if_needed(v);
+        let dots = vec2<f32>(unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum));
+        acc = fma(vec2<f32>(unit_scale(r0, unit), unit_scale(r1, unit)), dots, acc);
+    }
+    return acc;
+}
+
 // What one logical lane adds to the dot products of four rows.
 fn lane_dots(r0: Row, r1: Row, r2: Row, r3: Row, part: u32, other_part: u32, logical: u32) -> vec4<f32> {
+    // Two parts read different activations: both at once would take twice the registers.
+    if (PREPARES_X && TWO_PARTS) {
+        return vec4<f32>(lane_dots2(r0, r1, part, logical), lane_dots2(r2, r3, other_part, logical));
+    }
     var acc = vec4<f32>(0.0);
     for (var unit = logical; unit < params.units; unit += LOGICAL_LANES) {
-        let raw = load_x(unit);
-        let v = prep_x(part, unit, raw);
+        let v = prep_x(part, unit, load_x(unit));
         let sum = x_sum_if_needed(v);
-        var other = v;
-        if (TWO_PARTS) { other = prep_x(other_part, unit, raw); }
         let dots = vec4<f32>(
             unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum),
-            unit_dot(r2, unit, other, sum), unit_dot(r3, unit, other, sum),
+            unit_dot(r2, unit, v, sum), unit_dot(r3, unit, v, sum),
         );
         let unit_scales = vec4<f32>(
             unit_scale(r0, unit), unit_scale(r1, unit), unit_scale(r2, unit), unit_scale(r3, unit),

@@ -57,6 +57,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             g1 = column(g1, g, i + stride);
             g2 = column(g2, g, i + 2u * stride);
             g3 = column(g3, g, i + 3u * stride);
+        }
+        // A loop of its own: all of this at once would take a third more registers.
+        for (var j = 0u; j < 4u; j += 1u) {
+            let i = base + unit * 8u + j * 2u;
             let u = block(up, 1u, unit, j, up_scales);
             u0 = column(u0, u, i);
             u1 = column(u1, u, i + stride);

@@ -6,6 +6,7 @@ mod goldens;
 mod host;
 mod interop;
 mod invariance;
+mod mixed;
 mod parity;
 mod recurrent;
 

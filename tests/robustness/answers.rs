@@ -1,6 +1,7 @@
 //! Answers: their tokens, their text, and where they end.
 
 use crate::permutation::{END, FIRST, PROMPT, Permutation, devices, greedy, load, two_ways};
+use cmf_gpu::container::{Container, Tensors};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::{Answer, Engine};
 use cmf_gpu::options::{AnswerOptions, DeviceChoice, LoadOptions};
@@ -303,13 +304,22 @@ fn several_engines_run_at_once() {
     });
 }
 
-/// A type without a kernel is run by the kernel of another, or only fails while the model is running.
+/// An overlay that names a weight outside of its matrix is uploaded as it is, or only fails while the model is running.
 #[test]
-fn types_without_kernels_are_refused_by_name_when_loading() {
+fn overlays_that_do_not_fit_are_refused_by_name_when_loading() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.cmf");
     let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/interop/qwen2-q1s.cmf");
-    std::fs::copy(fixture, &path).unwrap();
+    let mut file = std::fs::read(&fixture).unwrap();
+    let data_off = u64::from_le_bytes(file[0x30..0x38].try_into().unwrap());
+    let container = Container::open(&fixture).unwrap();
+    let tensor = container.find("model.layers.1.mlp.up_proj.weight").unwrap();
+    let info = &container.infos()[tensor];
+    // The last entry's index: 4 bytes, and 2 of value behind them.
+    let end = (data_off + info.offset + info.nbytes) as usize;
+    let (rows, cols) = info.rows_cols();
+    file[end - 6..end - 2].copy_from_slice(&((rows * cols) as u32).to_le_bytes());
+    std::fs::write(&path, file).unwrap();
     for device in devices() {
         let options = LoadOptions {
             device,
@@ -318,8 +328,11 @@ fn types_without_kernels_are_refused_by_name_when_loading() {
         let err = Engine::load(&path, &options, &mut |_, _| ControlFlow::Continue(()))
             .err()
             .unwrap();
-        assert_eq!(err.kind, Kind::UnsupportedTensorType, "{err}");
-        assert!(err.message.contains("q1s"), "{err}");
+        assert_eq!(err.kind, Kind::Parse, "{err}");
+        assert!(
+            err.message.contains(&info.name) && err.message.contains("overlay entry"),
+            "{err}"
+        );
     }
 }
 
