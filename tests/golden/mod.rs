@@ -28,7 +28,10 @@ pub fn fixture(model: &str) -> PathBuf {
 
 /// The directory of a model as it would be downloaded, made when it is asked for first.
 pub fn dir(model: &str) -> PathBuf {
-    let all = Path::new(option_env!("CARGO_TARGET_TMPDIR").expect("an integration test")).join("models");
+    let Some(temporary) = option_env!("CARGO_TARGET_TMPDIR") else {
+        panic!("only integration tests have a directory for this");
+    };
+    let all = Path::new(temporary).join("models");
     std::fs::create_dir_all(&all).unwrap();
     let made = tempfile::tempdir_in(&all).unwrap();
     unpack(model, made.path());
@@ -56,7 +59,7 @@ pub fn unpack(model: &str, to: &Path) {
             for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
                 std::fs::copy(base.join(file), to.join(file)).unwrap();
             }
-            text.as_published(more)
+            text.published(more)
         }
     };
     std::fs::write(to.join("model.safetensors"), tensors.file()).unwrap();
@@ -123,7 +126,7 @@ impl Weights {
     }
 
     /// The layout of published models with more than a text part: other prefixes, and the experts of a layer in two tensors.
-    fn as_published(self, more: Option<Weights>) -> Weights {
+    fn published(self, more: Option<Weights>) -> Weights {
         let mut all: Vec<Weight> = Vec::new();
         let mut experts: BTreeMap<(String, u64), Vec<Weight>> = BTreeMap::new();
         for mut weight in self.all {
