@@ -1,9 +1,8 @@
 //! `verify`: every hash of a file, and every weight a finite number.
 
-use super::args::ModelArgs;
+use super::model::{ModelArgs, open};
 use super::output::size;
 use super::{Context, Outcome, Result};
-use cmf_gpu::container::Container;
 use serde_json::{Value, json};
 
 /// Flags of `verify`.
@@ -14,7 +13,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = Container::open(&args.model.path(context)?)?;
+    let container = open(&args.model.path(context)?)?;
     let mut bar = context.out.progress("verifying", true);
     let report = container.verify(&mut |done, total| bar.set(done, total));
     drop(bar);
