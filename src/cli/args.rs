@@ -82,7 +82,12 @@ fn device(text: &str) -> std::result::Result<DeviceChoice, String> {
 /// A whole number that is not negative. Errors: which numbers there are.
 pub fn whole<T: TryFrom<u64>>(text: &str) -> std::result::Result<T, String> {
     let number: Option<T> = text.parse::<u64>().ok().and_then(|number| T::try_from(number).ok());
-    number.ok_or_else(|| format!("wanted a whole number from 0 to {}", u64::MAX >> (64 - 8 * size_of::<T>())))
+    number.ok_or_else(|| {
+        format!(
+            "wanted a whole number from 0 to {}",
+            u64::MAX >> (64 - 8 * size_of::<T>())
+        )
+    })
 }
 
 fn kv(text: &str) -> std::result::Result<Kv, String> {
@@ -226,7 +231,10 @@ mod tests {
         assert_eq!(whole::<u32>("4294967295"), Ok(u32::MAX));
         assert_eq!(whole::<u64>("18446744073709551615"), Ok(u64::MAX));
         for bad in ["-1", "4294967296", "1.5", "", "many"] {
-            assert_eq!(whole::<u32>(bad).unwrap_err(), "wanted a whole number from 0 to 4294967295");
+            assert_eq!(
+                whole::<u32>(bad).unwrap_err(),
+                "wanted a whole number from 0 to 4294967295"
+            );
         }
         assert!(whole::<u64>("-1").unwrap_err().ends_with("to 18446744073709551615"));
     }

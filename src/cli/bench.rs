@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// What `--help` says about the context.
-const CTX_HELP: &str = "Positions of the context; 0 = what the model was trained for [default: as many as -p and -n need]";
+const CTX_HELP: &str =
+    "Positions of the context; 0 = what the model was trained for [default: as many as -p and -n need]";
 
 /// Flags of `bench`.
 #[derive(clap::Args)]
@@ -120,7 +121,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     })?;
     options.ctx = options.ctx.or(Some(wanted));
     let container = path.as_deref().map(model::open).transpose()?;
-    let trained = container.as_ref().and_then(|file| file.header().arch.max_position_embeddings);
+    let trained = container
+        .as_ref()
+        .and_then(|file| file.header().arch.max_position_embeddings);
     if container.is_some() || options.ctx != Some(0) {
         fits(&args, options.positions(trained)?)?;
     }
@@ -131,7 +134,10 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let mut subject = Subject::load(container, &args, &options, context).map_err(|err| match err.kind {
         Kind::OutOfMemory if args.device.ctx.is_none() => {
             let (p, n) = (args.n_prompt, args.n_gen);
-            Error::new(err.kind, format!("{}; here -p {p} and -n {n} make it {wanted}", err.message))
+            Error::new(
+                err.kind,
+                format!("{}; here -p {p} and -n {n} make it {wanted}", err.message),
+            )
         }
         _ => err,
     })?;

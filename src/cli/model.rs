@@ -157,10 +157,22 @@ mod tests {
 
     #[test]
     fn of_a_model_in_several_files_one_is_offered() {
-        for name in ["m.cmf", "m-00001-of-00003.cmf", "m-of-2.cmf", "best-of-breed.cmf", "a-b-of-3.cmf"] {
+        for name in [
+            "m.cmf",
+            "m-00001-of-00003.cmf",
+            "m-of-2.cmf",
+            "best-of-breed.cmf",
+            "a-b-of-3.cmf",
+        ] {
             assert!(is_whole_or_first(name), "{name}");
         }
-        for name in ["m-00002-of-00003.cmf", "m-3-of-3.cmf", "m.gguf", "cmf", ".cmf-x.partial"] {
+        for name in [
+            "m-00002-of-00003.cmf",
+            "m-3-of-3.cmf",
+            "m.gguf",
+            "cmf",
+            ".cmf-x.partial",
+        ] {
             assert!(!is_whole_or_first(name), "{name}");
         }
     }

@@ -77,7 +77,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let container = model::open(&path)?;
     let window = options.positions(container.header().arch.max_position_embeddings)? as usize;
     if window < 2 {
-        return Err(usage(format!("--ctx {window}: a window of at least 2 tokens is wanted")));
+        return Err(usage(format!(
+            "--ctx {window}: a window of at least 2 tokens is wanted"
+        )));
     }
     let stride = args.stride.unwrap_or(window / 2);
     if stride == 0 || stride > window {

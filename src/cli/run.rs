@@ -5,7 +5,7 @@ use super::args::{self, DeviceArgs, Tokens, device_json, read_text, token_list, 
 use super::chat::{Chat, Settings, lines};
 use super::model::{self, ModelArgs};
 use super::output::Output;
-use super::{Context, Outcome, Result, usage};
+use super::{Context, Outcome, Result, usage, verify};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::engine::{Answer, Engine, Placement};
 use cmf_gpu::options::AnswerOptions;
@@ -77,6 +77,9 @@ pub struct Args {
         hide_env = true
     )]
     stop: Vec<String>,
+    /// Checks every hash and every weight first, as the command verify does
+    #[arg(long, env = "CMF_GPU_VERIFY", value_parser = FalseyValueParser::new(), hide_env = true)]
+    verify: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
@@ -220,6 +223,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     args.sampling.settings(context, &Sampling::default())?;
     if let Some(Prompt::Tokens(tokens)) = &prompt {
         model::known_tokens(tokens, &container)?;
+    }
+    if args.verify {
+        verify::sound(&container, &context.out)?;
     }
     let mut engine = args::load(container, &args.device.options(), context)?;
     let sampling = args.sampling.settings(context, engine.sampling_defaults())?;

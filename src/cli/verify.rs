@@ -1,8 +1,10 @@
 //! `verify`: every hash of a file, and every weight a finite number.
 
 use super::model::{ModelArgs, open};
-use super::output::size;
+use super::output::{Output, size};
 use super::{Context, Outcome, Result};
+use cmf_gpu::Error;
+use cmf_gpu::container::Container;
 use serde_json::{Value, json};
 
 /// Flags of `verify`.
@@ -10,6 +12,20 @@ use serde_json::{Value, json};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+}
+
+/// Checks a model before something else is done with it. Errors: the first thing that is wrong.
+pub fn sound(container: &Container, out: &Output) -> Result<()> {
+    let mut bar = out.progress("verifying", true);
+    let report = container.verify(&mut |done, total| bar.set(done, total));
+    match report.failures.as_slice() {
+        [] => Ok(()),
+        [only] => Err(only.error.clone()),
+        [first, rest @ ..] => Err(Error::new(
+            first.error.kind,
+            format!("{}; and {} more", first.error.message, rest.len()),
+        )),
+    }
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {

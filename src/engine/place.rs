@@ -111,7 +111,10 @@ impl Placed {
                 .map_or("CPU reference".into(), |device| device.name.clone()),
             backend: device.as_ref().map_or("cpu".into(), |device| device.backend.clone()),
             kind: device.as_ref().map_or("cpu".into(), |device| device.kind.name().into()),
-            notice: beyond_training(ctx, &model).into_iter().chain(notice).reduce(|a, b| format!("{a}; {b}")),
+            notice: beyond_training(ctx, &model)
+                .into_iter()
+                .chain(notice)
+                .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),
             buffer_bytes: plan.buffer_bytes(),
@@ -234,13 +237,18 @@ pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan)
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let weights = if device.is_some() { plan.weight_bytes() } else { 0 };
     let need = weights + plan.buffer_bytes();
+    let help = |have: u64| match weights > have {
+        true => "the weights alone need more, a smaller quantisation would help",
+        false => "a smaller --ctx would help",
+    };
     if let Some(limit) = options.vram_mb
         && need > limit.saturating_mul(1 << 20)
     {
         bail!(
             OutOfMemory,
-            "the plan needs {} MiB, --vram-mb allows {limit}; a smaller --ctx would help",
-            mib(need)
+            "the plan needs {} MiB, --vram-mb allows {limit}; {}",
+            mib(need),
+            help(limit.saturating_mul(1 << 20))
         );
     }
     let shares_host_memory =
@@ -251,9 +259,10 @@ pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan)
     {
         bail!(
             OutOfMemory,
-            "the plan needs {} MiB, {} MiB are free; a smaller --ctx would help",
+            "the plan needs {} MiB, {} MiB are free; {}",
             mib(need),
-            mib(free)
+            mib(free),
+            help(free)
         );
     }
     Ok(())
