@@ -3,6 +3,8 @@
 //! Knows token ids, not text.
 
 mod pace;
+#[cfg(test)]
+mod tests;
 
 use crate::error::{Result, bail};
 use crate::program::{Counters, Ctl, Executor, Extent, Plan, Ticket, Which};
