@@ -237,7 +237,8 @@ impl Session {
         Ok(flow)
     }
 
-    /// Submits a program in parts, as long as nobody cancels it.
+    /// Submits a program in parts, as long as nobody cancels it. What has begun is finished where recurrent layers would
+    /// lose the state that it began with.
     fn submit_parts(
         &mut self,
         which: Which,
@@ -246,9 +247,10 @@ impl Session {
         pace: &mut Pace,
     ) -> Result<ControlFlow<()>> {
         let steps = self.plan.program(which).steps.len();
+        let keeps_states = self.plan.kept_states.is_none_or(|kept| extent.columns < kept);
         let mut at = 0;
         while at < steps {
-            if cancel.is_cancelled() {
+            if (at == 0 || keeps_states) && cancel.is_cancelled() {
                 return Ok(ControlFlow::Break(()));
             }
             let end = steps.min(at.saturating_add(self.part));

@@ -58,7 +58,7 @@ impl Executor for Pretender {
     }
 }
 
-fn session(step: Duration, cancelled_at: usize) -> (Session, Cancel, Log) {
+fn session(step: Duration, cancelled_at: usize, kept_states: Option<u32>) -> (Session, Cancel, Log) {
     let step_of_nothing = Step {
         label: String::new(),
         op: Op::Sample(bytemuck::Zeroable::zeroed()),
@@ -74,7 +74,7 @@ fn session(step: Duration, cancelled_at: usize) -> (Session, Cancel, Log) {
         buffers: Vec::new(),
         matrices: Vec::new(),
         vectors: Vec::new(),
-        programs: [const { None }; 4].map(|_: Option<()>| program.clone()),
+        programs: std::array::from_fn(|_| program.clone()),
         fixed: Fixed {
             ctl: 0,
             settings: 0,
@@ -86,6 +86,7 @@ fn session(step: Duration, cancelled_at: usize) -> (Session, Cancel, Log) {
         kv: Kv::F16,
         vocab: 10,
         hidden: 32,
+        kept_states,
     };
     let (cancel, log) = (Cancel::new(), Log::default());
     let pretender = Pretender {
@@ -101,7 +102,7 @@ fn session(step: Duration, cancelled_at: usize) -> (Session, Cancel, Log) {
 #[test]
 fn a_fast_device_gets_a_chunk_at_once_and_a_slow_one_in_parts() {
     for (step, parts_of_a_late_chunk) in [(Duration::ZERO, 1..2), (Duration::from_millis(5), 3..12)] {
-        let (mut session, cancel, log) = session(step, usize::MAX);
+        let (mut session, cancel, log) = session(step, usize::MAX, None);
         let chunks = 5;
         let (run, flow) = session.prefill(&[1; CHUNK as usize * 5], &cancel).unwrap();
         assert_eq!((run, flow), (CHUNK as usize * chunks, ControlFlow::Continue(())));
@@ -116,7 +117,7 @@ fn a_fast_device_gets_a_chunk_at_once_and_a_slow_one_in_parts() {
 /// A cancel ends the prefill in the middle of a chunk, of which nothing counts.
 #[test]
 fn a_cancel_does_not_wait_for_the_chunk() {
-    let (mut session, cancel, log) = session(Duration::from_millis(20), 4);
+    let (mut session, cancel, log) = session(Duration::from_millis(20), 4, None);
     let told = session.prefill(&[1; 20], &cancel).unwrap();
     assert_eq!(told, (0, ControlFlow::Break(())));
     assert_eq!(log.lock().unwrap().len(), 4);
@@ -125,4 +126,20 @@ fn a_cancel_does_not_wait_for_the_chunk() {
     let (run, flow) = session.prefill(&[1; 3], &Cancel::new()).unwrap();
     assert_eq!((run, flow), (3, ControlFlow::Continue(())));
     assert_eq!(log.lock().unwrap()[4].start, 0);
+}
+
+/// A cancel leaves recurrent states that belong to no position.
+#[test]
+fn a_cancel_waits_for_a_chunk_that_overwrites_states() {
+    let chunk = CHUNK as usize;
+    for (kept, run) in [(CHUNK, chunk), (CHUNK + 1, 0)] {
+        let (mut session, cancel, log) = session(Duration::from_millis(10), 2, Some(kept));
+        assert_eq!(
+            session.prefill(&[1; 3 * CHUNK as usize], &cancel).unwrap(),
+            (run, ControlFlow::Break(()))
+        );
+        assert_eq!(session.cached().len(), run);
+        let steps = log.lock().unwrap().iter().map(ExactSizeIterator::len).sum::<usize>();
+        assert_eq!(steps == STEPS, run > 0, "{steps} steps");
+    }
 }
