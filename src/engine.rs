@@ -67,32 +67,26 @@ impl Engine {
     /// Errors: the container's, `SkillFile`, `UnsupportedModel`, `MissingTensor`, `NoAdapter`, `OutOfMemory` with what is
     /// needed and what there is, `DeviceError`, `Tokenizer`, `Template`.
     pub fn load(path: &Path, options: &LoadOptions, progress: LoadProgress) -> Result<Engine> {
-        let start = Instant::now();
-        let container = Container::open(path)?;
-        let (device, notice) = open_device(options)?;
-        Engine::finish_load(container, device, notice, options, progress, start)
+        Engine::open(Container::open(path)?, options, progress)
+    }
+
+    /// Puts a model whose file is open on a device of this machine. Errors: as [`Engine::load`].
+    pub fn open(container: Container, options: &LoadOptions, progress: LoadProgress) -> Result<Engine> {
+        Engine::finish_load(container, None, options, progress)
     }
 
     /// Opens the model and puts it on the host application's device.
     pub fn load_on(path: &Path, device: Arc<Device>, options: &LoadOptions, progress: LoadProgress) -> Result<Engine> {
-        Engine::finish_load(
-            Container::open(path)?,
-            Some(device),
-            None,
-            options,
-            progress,
-            Instant::now(),
-        )
+        Engine::finish_load(Container::open(path)?, Some(device), options, progress)
     }
 
     fn finish_load(
         container: Container,
         device: Option<Arc<Device>>,
-        notice: Option<String>,
         options: &LoadOptions,
         progress: LoadProgress,
-        start: Instant,
     ) -> Result<Engine> {
+        let start = Instant::now();
         if container.is_skill_file() {
             bail!(
                 SkillFile,
@@ -116,7 +110,10 @@ impl Engine {
         let defaults = sampling_defaults(&header.provenance);
 
         let tensors: Arc<dyn Tensors> = container.clone();
-        let placed = Placed::new(&header.arch, tensors, device, notice, options, progress)?;
+        let placed = match device {
+            Some(device) => Placed::new(&header.arch, tensors, Some(device), None, options, progress)?,
+            None => Placed::open(&header.arch, tensors, options, progress)?,
+        };
         let load_s = start.elapsed().as_secs_f64();
         Ok(Engine {
             container,

@@ -94,11 +94,18 @@ impl Executor for HostExecutor {
     }
 
     fn submit(&mut self, which: Which, extent: Extent) -> Result<Ticket> {
-        self.run(which, 0..self.plan.program(which).steps.len(), extent)?;
+        self.submit_part(which, 0..self.plan.program(which).steps.len(), extent)
+    }
+
+    fn submit_part(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<Ticket> {
+        let last = steps.end == self.plan.program(which).steps.len();
+        self.run(which, steps, extent)?;
         let ctl = ctl(&self.memory.buffers[self.plan.fixed.ctl])?;
         self.finished.push_back((self.tickets, ctl));
         self.tickets += 1;
-        self.counters.weight_bytes += self.plan.weight_bytes_read(which);
+        if last {
+            self.counters.weight_bytes += self.plan.weight_bytes_read(which);
+        }
         Ok(Ticket(self.tickets - 1))
     }
 

@@ -1,6 +1,6 @@
 //! What a caller may choose when loading a model and asking for an answer, with defaults and units.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, bail};
 use crate::kernel::Kv;
 use crate::sampling::Sampling;
 use std::str::FromStr;
@@ -61,6 +61,24 @@ pub struct LoadOptions {
     pub checked_shaders: bool,
     /// Whether logits of every prompt position will be asked for.
     pub all_logits: bool,
+}
+
+impl LoadOptions {
+    /// Positions of the context, for a model that was trained for so many, if its file says so.
+    ///
+    /// Errors: `Usage` for 0 when the file does not say it.
+    pub fn positions(&self, trained: Option<usize>) -> Result<u32> {
+        let trained = trained.map(|positions| u32::try_from(positions).unwrap_or(u32::MAX));
+        match (self.ctx, trained) {
+            (Some(0), Some(trained)) => Ok(trained),
+            (Some(0), None) => bail!(
+                Usage,
+                "the file does not say how long its context is; give a --ctx above 0"
+            ),
+            (Some(ctx), _) => Ok(ctx),
+            (None, trained) => Ok(trained.unwrap_or(DEFAULT_CTX).min(DEFAULT_CTX)),
+        }
+    }
 }
 
 impl Default for LoadOptions {

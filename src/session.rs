@@ -2,15 +2,20 @@
 //!
 //! Knows token ids, not text.
 
+mod pace;
+#[cfg(test)]
+mod tests;
+
 use crate::error::{Result, bail};
 use crate::program::{Counters, Ctl, Executor, Extent, Plan, Ticket, Which};
 use crate::sampling::{SEEN_IN_PROMPT, Sampling};
+use pace::{FIRST_STEPS, Pace};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Stops work from another thread: after the chunk or the token that is running.
+/// Stops work from another thread: after the token or the part of a prompt that is running.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -80,6 +85,8 @@ pub struct Session {
     pending_columns: u32,
     /// Runs that nobody has waited for yet.
     in_flight: VecDeque<Ticket>,
+    /// Steps of the next submission of a prefill.
+    part: usize,
     /// Runs of the decode program in the last answer, and what they cost.
     decode_cost: (u64, Counters),
 }
@@ -93,6 +100,7 @@ impl Session {
             cached: Vec::new(),
             pending_columns: 0,
             in_flight: VecDeque::new(),
+            part: FIRST_STEPS,
             decode_cost: Default::default(),
         }
     }
@@ -213,23 +221,50 @@ impl Session {
 
     fn prefill_chunks(&mut self, tokens: &[u32], cancel: &Cancel) -> Result<ControlFlow<()>> {
         let mut flow = ControlFlow::Continue(());
+        let mut pace = Pace::new();
         for chunk in tokens.chunks(self.plan.chunk as usize) {
-            if cancel.is_cancelled() {
-                flow = ControlFlow::Break(());
+            let extent = self.begin_chunk(chunk)?;
+            flow = self.submit_parts(Which::Prefill, extent, cancel, &mut pace)?;
+            if flow.is_break() {
+                // Of a chunk that was begun nothing counts; its positions are written anew by whatever comes there.
                 break;
             }
-            let extent = self.begin_chunk(chunk)?;
-            self.submit(Which::Prefill, extent)?;
             self.end_chunk(chunk);
-            // One chunk is encoded while another runs, and no more, so that a cancel is not behind a long queue.
-            if self.in_flight.len() > 1 {
-                self.wait()?;
-            }
         }
         while !self.in_flight.is_empty() {
             self.wait()?;
         }
         Ok(flow)
+    }
+
+    /// Submits a program in parts, as long as nobody cancels it. What has begun is finished where recurrent layers would
+    /// lose the state that it began with.
+    fn submit_parts(
+        &mut self,
+        which: Which,
+        extent: Extent,
+        cancel: &Cancel,
+        pace: &mut Pace,
+    ) -> Result<ControlFlow<()>> {
+        let steps = self.plan.program(which).steps.len();
+        let keeps_states = self.plan.kept_states.is_none_or(|kept| extent.columns < kept);
+        let mut at = 0;
+        while at < steps {
+            if (at == 0 || keeps_states) && cancel.is_cancelled() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let end = steps.min(at.saturating_add(self.part));
+            let ticket = self.executor.submit_part(which, at..end, extent)?;
+            self.in_flight.push_back(ticket);
+            pace.submitted(end - at);
+            at = end;
+            // One part is encoded while another runs, and no more, so that a cancel is not behind a long queue.
+            if self.in_flight.len() > 1 {
+                self.wait()?;
+                self.part = pace.next(self.part);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
     }
 
     fn begin_chunk(&mut self, chunk: &[u32]) -> Result<Extent> {
@@ -394,7 +429,11 @@ impl Session {
                     .for_each(|(column, values)| column.1.push(values));
             }
         }
-        self.executor.run(which, done..program.steps.len(), extent)?;
+        while done < program.steps.len() {
+            let end = program.steps.len().min(done + FIRST_STEPS);
+            self.executor.run(which, done..end, extent)?;
+            done = end;
+        }
         if let Some(buffer) = program.logits {
             let all = self.columns(buffer, plan.vocab as usize, columns)?;
             result

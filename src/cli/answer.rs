@@ -50,8 +50,13 @@ pub fn summary(answer: &Answer) -> String {
         0 => String::new(),
         cached => format!(" ({cached} cached)"),
     };
+    // One token has no distance to another.
+    let decoded = match answer.tokens.len() {
+        0 | 1 => String::new(),
+        _ => format!(" {decode_rate:.1} tok/s"),
+    };
     format!(
-        "[prompt {} tok{cached} {prefill_rate:.1} tok/s | gen {} tok {decode_rate:.1} tok/s | ttft {:.2} s | finish: {}]",
+        "[prompt {} tok{cached} {prefill_rate:.1} tok/s | gen {} tok{decoded} | ttft {:.2} s | finish: {}]",
         answer.prompt_tokens,
         answer.tokens.len(),
         answer.prefill_s,

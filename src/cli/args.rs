@@ -5,6 +5,7 @@ use super::{Context, Result, usage};
 use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
+use cmf_gpu::container::Container;
 use cmf_gpu::engine::{Engine, LoadProgress, Placement};
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::options::{DeviceChoice, LoadOptions};
@@ -13,44 +14,10 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Most bytes of a text that is read at once.
 const MAX_TEXT: u64 = 64 << 20;
-
-/// The model, by position or by flag.
-#[derive(Args)]
-pub struct ModelArgs {
-    /// A .cmf file; of a model in several files, any of them
-    #[arg(value_name = "MODEL")]
-    model: Option<PathBuf>,
-    /// The model, as a flag
-    #[arg(
-        short = 'm',
-        long = "model",
-        env = "CMF_GPU_MODEL",
-        value_name = "MODEL",
-        hide_env = true
-    )]
-    model_flag: Option<PathBuf>,
-}
-
-impl ModelArgs {
-    /// The model's path. Errors: `Usage` when there is none, or two.
-    pub fn path(&self, context: &Context) -> Result<PathBuf> {
-        self.optional(context)?.ok_or_else(|| usage("a MODEL is missing"))
-    }
-
-    /// The model's path where a command also works without one. Errors: `Usage` when there are two.
-    pub fn optional(&self, context: &Context) -> Result<Option<PathBuf>> {
-        let flag_given = context.matches.value_source("model_flag") == Some(ValueSource::CommandLine);
-        match (&self.model, &self.model_flag) {
-            (Some(_), Some(_)) if flag_given => Err(usage("the model is given twice, as MODEL and with -m")),
-            (Some(path), _) | (None, Some(path)) => Ok(Some(path.clone())),
-            (None, None) => Ok(None),
-        }
-    }
-}
 
 /// Which device runs the model, and with which memory.
 #[derive(Args)]
@@ -59,13 +26,28 @@ pub struct DeviceArgs {
     #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = device, hide_env = true)]
     device: DeviceChoice,
     /// Positions of the context; 0 = what the model was trained for [default: that, at most 4096]
-    #[arg(short, long, visible_alias = "ctx-size", env = "CMF_GPU_CTX", hide_env = true)]
+    #[arg(
+        short,
+        long,
+        visible_alias = "ctx-size",
+        env = "CMF_GPU_CTX",
+        value_parser = whole::<u32>,
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     pub ctx: Option<u32>,
     /// Type of cached keys and values: f16 or f32
     #[arg(long, env = "CMF_GPU_KV", default_value = "f16", value_parser = kv, hide_env = true)]
     pub kv: Kv,
     /// Most device memory to use, in MiB
-    #[arg(long, env = "CMF_GPU_VRAM_MB", value_name = "MIB", hide_env = true)]
+    #[arg(
+        long,
+        env = "CMF_GPU_VRAM_MB",
+        value_name = "MIB",
+        value_parser = whole::<u64>,
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     vram_mb: Option<u64>,
     /// Compiles shaders with bounds checks, to find out
     #[arg(long, env = "CMF_GPU_CHECKED_SHADERS", value_parser = FalseyValueParser::new(), hide_env = true)]
@@ -92,8 +74,20 @@ impl DeviceArgs {
     }
 }
 
-fn device(text: &str) -> Result<DeviceChoice> {
-    text.parse()
+fn device(text: &str) -> std::result::Result<DeviceChoice, String> {
+    // The parser puts the flag in front; the kind is that of every wrong flag.
+    text.parse().map_err(|err: Error| err.message)
+}
+
+/// A whole number that is not negative. Errors: which numbers there are.
+pub fn whole<T: TryFrom<u64>>(text: &str) -> std::result::Result<T, String> {
+    let number: Option<T> = text.parse::<u64>().ok().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| {
+        format!(
+            "wanted a whole number from 0 to {}",
+            u64::MAX >> (64 - 8 * size_of::<T>())
+        )
+    })
 }
 
 fn kv(text: &str) -> std::result::Result<Kv, String> {
@@ -113,8 +107,8 @@ fn only_none(text: &str) -> std::result::Result<String, String> {
 }
 
 /// Loads a model, shows how far it is, and says what runs where. The first Ctrl-C ends it.
-pub fn load(path: &Path, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
-    let engine = with_progress(context, &mut |progress| Engine::load(path, options, progress))?;
+pub fn load(container: Container, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
+    let engine = with_progress(context, |progress| Engine::open(container, options, progress))?;
     announce(engine.placement(), engine.load_s(), &context.out);
     if engine.container().masks_section().is_some() {
         context
@@ -125,7 +119,7 @@ pub fn load(path: &Path, options: &LoadOptions, context: &mut Context) -> Result
 }
 
 /// Shows how far loading is; the first Ctrl-C ends it.
-pub fn with_progress<T>(context: &mut Context, load: &mut dyn FnMut(LoadProgress) -> Result<T>) -> Result<T> {
+pub fn with_progress<T>(context: &mut Context, load: impl FnOnce(LoadProgress) -> Result<T>) -> Result<T> {
     let cancel = context.interrupt.graceful();
     let mut bar = context.out.progress("loading", true);
     load(&mut |done, total| {
@@ -231,6 +225,19 @@ fn read_stream(stream: impl Read, path: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_say_their_range() {
+        assert_eq!(whole::<u32>("4294967295"), Ok(u32::MAX));
+        assert_eq!(whole::<u64>("18446744073709551615"), Ok(u64::MAX));
+        for bad in ["-1", "4294967296", "1.5", "", "many"] {
+            assert_eq!(
+                whole::<u32>(bad).unwrap_err(),
+                "wanted a whole number from 0 to 4294967295"
+            );
+        }
+        assert!(whole::<u64>("-1").unwrap_err().ends_with("to 18446744073709551615"));
+    }
 
     #[test]
     fn token_lists_are_numbers() {

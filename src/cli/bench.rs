@@ -3,9 +3,11 @@
 //! Each row is warmed up once. `pp` times a prompt from an empty cache until the device is done; `tg` times runs of the
 //! decode program, the first token's not among them.
 
-use super::args::{self, DeviceArgs, ModelArgs, device_json};
+use super::args::{self, DeviceArgs, device_json, whole};
+use super::model::{self, ModelArgs};
 use super::run::counters_json;
 use super::{Context, Outcome, Result, usage};
+use cmf_gpu::container::Container;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::{Engine, Placed, Placement, open_device};
 use cmf_gpu::gpu::{self, Costs};
@@ -14,24 +16,45 @@ use cmf_gpu::program::{Counters, Which};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
 use cmf_gpu::synthetic::synthetic;
+use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// What `--help` says about the context.
+const CTX_HELP: &str =
+    "Positions of the context; 0 = what the model was trained for [default: as many as -p and -n need]";
+
 /// Flags of `bench`.
 #[derive(clap::Args)]
+#[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     device: DeviceArgs,
     /// Tokens of the prompt; 0 leaves the row out
-    #[arg(short = 'p', long, env = "CMF_GPU_N_PROMPT", default_value_t = 512, hide_env = true)]
+    #[arg(
+        short = 'p',
+        long,
+        env = "CMF_GPU_N_PROMPT",
+        default_value_t = 512,
+        value_parser = whole::<usize>,
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     n_prompt: usize,
     /// Tokens to generate; 0 leaves the row out
-    #[arg(short = 'n', long, env = "CMF_GPU_N_GEN", default_value_t = 128, hide_env = true)]
+    #[arg(
+        short = 'n',
+        long,
+        env = "CMF_GPU_N_GEN",
+        default_value_t = 128,
+        value_parser = whole::<usize>,
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     n_gen: usize,
     /// Random weights of this shape instead of a model: smollm2-135m, llama-8b or qwen3-8b
     #[arg(long, env = "CMF_GPU_SYNTHETIC", value_name = "SPEC", hide_env = true)]
@@ -43,7 +66,15 @@ pub struct Args {
     #[arg(long, env = "CMF_GPU_COSTS", value_parser = clap::builder::FalseyValueParser::new(), hide_env = true)]
     costs: bool,
     /// How often each is measured
-    #[arg(short, long, env = "CMF_GPU_REPETITIONS", default_value_t = 5, hide_env = true)]
+    #[arg(
+        short,
+        long,
+        env = "CMF_GPU_REPETITIONS",
+        default_value_t = 5,
+        value_parser = whole::<usize>,
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     repetitions: usize,
     /// The form of the table
     #[arg(short, long, env = "CMF_GPU_OUTPUT", value_enum, default_value_t = Form::Md, hide_env = true)]
@@ -82,13 +113,35 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let mut options = args.device.options();
     // One token before what is generated, and one that is under way at the end.
     let wanted = args.n_prompt.max(args.n_gen.saturating_add(2));
-    let wanted = u32::try_from(wanted).map_err(|_| usage(format!("{wanted} tokens are too many")))?;
+    let wanted = u32::try_from(wanted).map_err(|_| {
+        usage(format!(
+            "-p {}, -n {}: {wanted} tokens are too many",
+            args.n_prompt, args.n_gen
+        ))
+    })?;
     options.ctx = options.ctx.or(Some(wanted));
+    let container = path.as_deref().map(model::open).transpose()?;
+    let trained = container
+        .as_ref()
+        .and_then(|file| file.header().arch.max_position_embeddings);
+    if container.is_some() || options.ctx != Some(0) {
+        fits(&args, options.positions(trained)?)?;
+    }
     let costs = match args.costs {
         true => device_costs(&options)?,
         false => None,
     };
-    let mut subject = Subject::load(path.as_deref(), &args, &options, context)?;
+    let mut subject = Subject::load(container, &args, &options, context).map_err(|err| match err.kind {
+        Kind::OutOfMemory if args.device.ctx.is_none() => {
+            let (p, n) = (args.n_prompt, args.n_gen);
+            Error::new(
+                err.kind,
+                format!("{}; here -p {p} and -n {n} make it {wanted}", err.message),
+            )
+        }
+        _ => err,
+    })?;
+    fits(&args, subject.placement().ctx)?;
     let placement = subject.placement().clone();
     let session = subject.session();
     let cancel = context.interrupt.cancel();
@@ -159,6 +212,20 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     Ok(Outcome::Done)
 }
 
+/// Errors: `Usage` when a context is too short for what is to be measured.
+fn fits(args: &Args, ctx: u32) -> Result<()> {
+    let needs = [
+        ("-p", args.n_prompt, args.n_prompt),
+        ("-n", args.n_gen, args.n_gen.saturating_add(1)),
+    ];
+    match needs.iter().find(|&&(_, _, tokens)| tokens > ctx as usize) {
+        Some((flag, count, _)) => Err(usage(format!(
+            "{flag} {count} does not fit into a context of {ctx}; give a smaller {flag} or a larger --ctx"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// A model, or random weights.
 enum Subject {
     Model(Box<Engine>),
@@ -166,15 +233,22 @@ enum Subject {
 }
 
 impl Subject {
-    fn load(path: Option<&Path>, args: &Args, options: &LoadOptions, context: &mut Context) -> Result<Subject> {
-        let (Some(spec), None) = (&args.synthetic, path) else {
-            let path = path.ok_or_else(|| usage("wanted a MODEL or --synthetic"))?;
-            return Ok(Subject::Model(Box::new(args::load(path, options, context)?)));
+    fn load(
+        container: Option<Container>,
+        args: &Args,
+        options: &LoadOptions,
+        context: &mut Context,
+    ) -> Result<Subject> {
+        if let Some(container) = container {
+            return Ok(Subject::Model(Box::new(args::load(container, options, context)?)));
+        }
+        let Some(spec) = &args.synthetic else {
+            return Err(usage("wanted a MODEL or --synthetic"));
         };
         let start = Instant::now();
         let (arch, tensors) = synthetic(spec, args.quant)?;
         let tensors = Arc::new(tensors);
-        let placed = args::with_progress(context, &mut |progress| {
+        let placed = args::with_progress(context, |progress| {
             Placed::open(&arch, tensors.clone(), options, progress)
         })?;
         args::announce(&placed.placement, start.elapsed().as_secs_f64(), &context.out);

@@ -1,10 +1,11 @@
 //! `chat-template`: the prompt that a conversation becomes, as text and as tokens.
 
-use super::args::{ModelArgs, read_text};
+use super::args::read_text;
+use super::model::{ModelArgs, open};
 use super::tokenize::tokenizer;
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
-use cmf_gpu::container::{Container, json as strict_json};
+use cmf_gpu::container::json as strict_json;
 use cmf_gpu::text::{self, ChatTemplate, RenderOptions};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -29,7 +30,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = Container::open(&args.model.path(context)?)?;
+    let container = open(&args.model.path(context)?)?;
     let config = &container.header().tokenizer_config;
     let tokenizer = tokenizer(&container)?;
     let template = match &config.chat_template {

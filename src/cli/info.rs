@@ -1,6 +1,7 @@
 //! `info`: what is in a model file, whether this program runs it, and how much memory that takes. Needs no device.
 
-use super::args::ModelArgs;
+use super::args::whole;
+use super::model::{ModelArgs, open};
 use super::output::{Output, size};
 use super::{Context, Outcome, Result};
 use clap::builder::FalseyValueParser;
@@ -27,12 +28,20 @@ pub struct Args {
     #[arg(long, env = "CMF_GPU_TENSORS", value_parser = FalseyValueParser::new(), hide_env = true)]
     tensors: bool,
     /// Positions of the context that memory is planned for; 0 = what the model was trained for [default: that, at most 4096]
-    #[arg(short, long, visible_alias = "ctx-size", env = "CMF_GPU_CTX", hide_env = true)]
+    #[arg(
+        short,
+        long,
+        visible_alias = "ctx-size",
+        env = "CMF_GPU_CTX",
+        value_parser = whole::<u32>,
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     ctx: Option<u32>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = Container::open(&args.model.path(context)?)?;
+    let container = open(&args.model.path(context)?)?;
     let object = describe(&container, &args);
     if context.out.json {
         context.out.json(&Value::Object(object))?;

@@ -4,6 +4,10 @@
 use super::Result;
 use cmf_gpu::session::Cancel;
 use cmf_gpu::{Error, Kind};
+#[cfg(unix)]
+use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
+#[cfg(unix)]
+use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What Ctrl-C does in this run of the program.
@@ -12,6 +16,23 @@ pub struct Interrupt(Arc<Mutex<State>>);
 struct State {
     cancel: Cancel,
     graceful: bool,
+    /// The terminal as it was before an editor took it over.
+    #[cfg(unix)]
+    terminal: Option<Termios>,
+}
+
+impl State {
+    /// Ends the program: there is nothing to keep.
+    fn exit(&self) -> ! {
+        #[cfg(unix)]
+        if let (false, Some(terminal)) = (self.graceful, &self.terminal) {
+            // An editor is reading a line: keys are not shown, and pasted text comes in brackets.
+            let _ = std::io::stdout().write_all(b"\x1b[?2004l\r\n");
+            let _ = std::io::stdout().flush();
+            let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, terminal);
+        }
+        std::process::exit(130)
+    }
 }
 
 impl Interrupt {
@@ -20,12 +41,14 @@ impl Interrupt {
         let state = Arc::new(Mutex::new(State {
             cancel: Cancel::new(),
             graceful: false,
+            #[cfg(unix)]
+            terminal: None,
         }));
         let interrupt = Interrupt(state.clone());
         ctrlc::set_handler(move || {
             let state = locked(&state);
             if state.cancel.is_cancelled() || !state.graceful {
-                std::process::exit(130);
+                state.exit();
             }
             state.cancel.cancel();
         })
@@ -44,6 +67,15 @@ impl Interrupt {
     pub fn renewed(&self) -> Cancel {
         locked(&self.0).cancel = Cancel::new();
         self.graceful()
+    }
+
+    /// An editor will take over the terminal on stdin: a signal that ends the program gives it back as it is now.
+    pub fn remember_terminal(&self) {
+        #[cfg(unix)]
+        {
+            // Of what is no terminal there is nothing to remember.
+            locked(&self.0).terminal = tcgetattr(std::io::stdin()).ok();
+        }
     }
 
     /// From now on Ctrl-C ends the program: there is nothing to keep.

@@ -1,9 +1,10 @@
 //! `logits`: what the model says at every position of a given text, as a safetensors file.
 
-use super::args::{self, DeviceArgs, ModelArgs, Tokens, token_list};
+use super::args::{self, DeviceArgs, Tokens, token_list, whole};
+use super::model::{self, ModelArgs};
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
-use cmf_gpu::container::{not_the_output, temporary_beside};
+use cmf_gpu::container::{not_the_output, target, temporary_beside};
 use cmf_gpu::error::escape;
 use cmf_gpu::{Error, Kind};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -28,7 +29,14 @@ pub struct Args {
     #[arg(long, env = "CMF_GPU_HIDDEN", value_parser = FalseyValueParser::new(), hide_env = true)]
     hidden: bool,
     /// The first N tokens in one prefill, the others one by one through the decode program [default: all in one prefill]
-    #[arg(long, env = "CMF_GPU_STEP_FROM", value_name = "N", hide_env = true)]
+    #[arg(
+        long,
+        env = "CMF_GPU_STEP_FROM",
+        value_name = "N",
+        value_parser = whole::<usize>,
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     step_from: Option<usize>,
 }
 
@@ -45,11 +53,14 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let mut options = args.device.options();
     options.all_logits = true;
     // Before minutes of work, not after.
-    let to = temporary_beside(&args.out)?;
-    let mut engine = args::load(&path, &options, context)?;
-    for input in engine.container().shard_paths() {
+    let container = model::open(&path)?;
+    model::known_tokens(&tokens, &container)?;
+    for input in container.shard_paths() {
         not_the_output(input, &args.out)?;
     }
+    let out = target(&args.out)?;
+    let to = temporary_beside(&out)?;
+    let mut engine = args::load(container, &options, context)?;
     let cancel = context.interrupt.cancel();
     let layers = engine.model().layers.len();
     let mut logits: Vec<f32> = Vec::new();
@@ -75,7 +86,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     for (layer, values) in hidden.iter().enumerate() {
         tensors.push((format!("hidden.{layer}"), view(vec![n, width], values)?));
     }
-    write(tensors, to, &args.out)?;
+    write(tensors, to, &out)?;
     match context.out.json {
         true => context.out.json(&json!({"n": n, "vocab": vocab}))?,
         false => context.out.line(format!(

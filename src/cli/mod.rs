@@ -1,7 +1,8 @@
 //! The command line: parsing, dispatch, and how a run of the program ends.
 //!
 //! The only place that prints, reads the environment or ends the process. One file a command; what several share is in
-//! `args` (flags), `output` (streams) and `interrupt` (Ctrl-C). Commands know the library's public face and nothing else.
+//! `args` (flags), `model` (which one), `output` (streams) and `interrupt` (Ctrl-C). Commands know the library's public
+//! face and nothing else.
 
 mod answer;
 mod args;
@@ -14,6 +15,7 @@ mod devices;
 mod info;
 mod interrupt;
 mod logits;
+mod model;
 mod output;
 mod parity;
 mod ppl;

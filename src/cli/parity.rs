@@ -1,17 +1,17 @@
 //! `parity`: is what the device computes what it should compute? Without a model every kernel with every weight type, with
 //! a model each step of its programs.
 
-use super::args::{DeviceArgs, ModelArgs};
+use super::args::DeviceArgs;
+use super::model::{self as models, ModelArgs};
 use super::{Context, Outcome, Result, usage};
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::{check_budget, open_device};
 use cmf_gpu::gpu::Device;
 use cmf_gpu::options::LoadOptions;
-use cmf_gpu::parity::{self, Subject};
+use cmf_gpu::parity::{self, Case, Subject};
 use cmf_gpu::program::{self, PlanOptions};
 use cmf_gpu::{Error, Kind, model};
 use serde_json::{Value, json};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Columns of a prefill chunk: two of them and the steps after them pass the first block of attention.
@@ -21,6 +21,7 @@ const DEFAULT_CTX: u32 = 120;
 
 /// Flags of `parity`.
 #[derive(clap::Args)]
+#[command(mut_arg("ctx", |arg| arg.help("Positions of the context; 0 = what the model was trained for [default: 120]")))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -38,7 +39,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             "--filter chooses among kernel cases, which are run without a MODEL",
         ));
     }
+    if let Some(filter) = &args.filter {
+        named(filter)?;
+    }
     let options = args.device.options();
+    let container = path.as_deref().map(models::open).transpose()?;
     let (device, notice) = open_device(&options)?;
     let Some(device) = device else {
         return Err(Error::new(
@@ -63,17 +68,14 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             false => Ok(()),
         }
     };
-    let outcome = match &path {
+    let outcome = match container {
         None => parity::kernels(&device, args.filter.as_deref(), &mut progress)?,
-        Some(path) => {
-            let subject = subject(path, &device, &options)?;
+        Some(container) => {
+            let subject = subject(container, &device, &options)?;
             parity::programs(&device, &subject, &subject, &mut progress)?
         }
     };
     drop(bar);
-    if outcome.cases == 0 {
-        return Err(usage("no case has such a name"));
-    }
     if context.out.json {
         let failed: Vec<Value> = outcome
             .failed
@@ -110,8 +112,22 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     })
 }
 
-fn subject(path: &Path, device: &Arc<Device>, options: &LoadOptions) -> Result<Subject> {
-    let container = Container::open(path)?;
+/// Errors: `Usage` when no kernel case has `filter` in its name, with names that there are.
+fn named(filter: &str) -> Result<()> {
+    let cases = parity::cases();
+    if cases.iter().any(|case| case.name().contains(filter)) {
+        return Ok(());
+    }
+    let mut kinds: Vec<&str> = cases.iter().map(Case::kind).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    Err(usage(format!(
+        "--filter {filter}: no case has such a name; they begin with {}",
+        kinds.join(", ")
+    )))
+}
+
+fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) -> Result<Subject> {
     if container.is_skill_file() {
         return Err(Error::new(
             Kind::SkillFile,
@@ -119,14 +135,10 @@ fn subject(path: &Path, device: &Arc<Device>, options: &LoadOptions) -> Result<S
         ));
     }
     let model = model::bind(&container.header().arch, &container)?;
-    let trained = model.max_positions.and_then(|positions| u32::try_from(positions).ok());
     let options_of_plan = PlanOptions {
         ctx: match options.ctx {
-            None => DEFAULT_CTX.min(trained.unwrap_or(DEFAULT_CTX)),
-            Some(0) => {
-                trained.ok_or_else(|| usage("the file does not say how long its context is; give a --ctx above 0"))?
-            }
-            Some(ctx) => ctx,
+            None => options.positions(model.max_positions)?.min(DEFAULT_CTX),
+            Some(_) => options.positions(model.max_positions)?,
         },
         chunk: CHUNK,
         kv: options.kv,

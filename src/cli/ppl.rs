@@ -5,7 +5,8 @@
 //! tokens of the window before it. The very first token is given nothing and never counts. Perplexity is the exponential
 //! of the mean negative log-likelihood: what Hugging Face's documentation calls strided perplexity.
 
-use super::args::{self, DeviceArgs, ModelArgs, read_text};
+use super::args::{self, DeviceArgs, read_text, whole};
+use super::model::{self, ModelArgs};
 use super::{Context, Outcome, Result, usage};
 use cmf_gpu::{Error, Kind};
 use serde_json::json;
@@ -16,17 +17,17 @@ const DEFAULT_WINDOW: u32 = 512;
 
 /// Flags of `ppl`.
 #[derive(clap::Args)]
+#[command(mut_arg("ctx", |arg| arg.help("Tokens of a window; 0 = what the model was trained for [default: 512]")))]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Window and device; --ctx is the window [default here: 512]
     #[command(flatten)]
     device: DeviceArgs,
     /// The text; - = stdin
     #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
     file: PathBuf,
     /// Tokens from one window's start to the next [default: half a window]
-    #[arg(long, env = "CMF_GPU_STRIDE", hide_env = true)]
+    #[arg(long, env = "CMF_GPU_STRIDE", value_parser = whole::<usize>, allow_negative_numbers = true, hide_env = true)]
     stride: Option<usize>,
 }
 
@@ -73,15 +74,18 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let mut options = args.device.options();
     options.all_logits = true;
     options.ctx = options.ctx.or(Some(DEFAULT_WINDOW));
-    let mut engine = args::load(&path, &options, context)?;
-    let window = engine.placement().ctx as usize;
+    let container = model::open(&path)?;
+    let window = options.positions(container.header().arch.max_position_embeddings)? as usize;
     if window < 2 {
-        return Err(usage("--ctx: a window of at least 2 tokens is wanted"));
+        return Err(usage(format!(
+            "--ctx {window}: a window of at least 2 tokens is wanted"
+        )));
     }
-    let stride = args.stride.unwrap_or((window / 2).max(1));
+    let stride = args.stride.unwrap_or(window / 2);
     if stride == 0 || stride > window {
         return Err(usage(format!("--stride {stride}: wanted 1 to the window, {window}")));
     }
+    let mut engine = args::load(container, &options, context)?;
     let tokens = engine.tokenizer()?.encode(&text, true)?;
     if tokens.len() < 2 {
         return Err(usage(format!(

@@ -1,12 +1,12 @@
 //! `run`: one prompt, one answer, streamed; on a terminal without a prompt a chat.
 
 use super::answer::{OnText, rates, streamed, summary};
-use super::args::{self, DeviceArgs, ModelArgs, Tokens, device_json, read_text, token_list};
+use super::args::{self, DeviceArgs, Tokens, device_json, read_text, token_list, whole};
 use super::chat::{Chat, Settings, lines};
+use super::model::{self, ModelArgs};
 use super::output::Output;
-use super::{Context, Outcome, Result, usage};
+use super::{Context, Outcome, Result, usage, verify};
 use clap::builder::FalseyValueParser;
-use cmf_gpu::container::Container;
 use cmf_gpu::engine::{Answer, Engine, Placement};
 use cmf_gpu::options::AnswerOptions;
 use cmf_gpu::program::Counters;
@@ -62,6 +62,8 @@ pub struct Args {
         long,
         env = "CMF_GPU_MAX_TOKENS",
         default_value_t = 512,
+        value_parser = whole::<usize>,
+        allow_negative_numbers = true,
         hide_env = true
     )]
     max_tokens: usize,
@@ -70,10 +72,14 @@ pub struct Args {
         long,
         env = "CMF_GPU_STOP",
         value_name = "TEXT",
+        value_parser = stop,
         allow_hyphen_values = true,
         hide_env = true
     )]
     stop: Vec<String>,
+    /// Checks every hash and every weight first, as the command verify does
+    #[arg(long, env = "CMF_GPU_VERIFY", value_parser = FalseyValueParser::new(), hide_env = true)]
+    verify: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
@@ -91,7 +97,7 @@ struct SamplingArgs {
     )]
     temp: Option<f32>,
     /// Only so many of the most probable tokens, 0 = all
-    #[arg(long, env = "CMF_GPU_TOP_K", hide_env = true)]
+    #[arg(long, env = "CMF_GPU_TOP_K", value_parser = whole::<u32>, allow_negative_numbers = true, hide_env = true)]
     top_k: Option<u32>,
     /// Only the most probable tokens with this probability together
     #[arg(long, env = "CMF_GPU_TOP_P", allow_negative_numbers = true, hide_env = true)]
@@ -100,7 +106,7 @@ struct SamplingArgs {
     #[arg(long, env = "CMF_GPU_MIN_P", allow_negative_numbers = true, hide_env = true)]
     min_p: Option<f32>,
     /// Key of the random draws [default: another one every time]
-    #[arg(long, env = "CMF_GPU_SEED", hide_env = true)]
+    #[arg(long, env = "CMF_GPU_SEED", value_parser = whole::<u64>, allow_negative_numbers = true, hide_env = true)]
     seed: Option<u64>,
     /// Always the most probable token
     #[arg(long, env = "CMF_GPU_GREEDY", value_parser = FalseyValueParser::new(), hide_env = true)]
@@ -133,6 +139,13 @@ struct SamplingArgs {
     /// Drafting of tokens: auto or off, which are the same until it is implemented
     #[arg(long, env = "CMF_GPU_SPEC", default_value = "auto", value_parser = spec, hide_env = true)]
     spec: String,
+}
+
+fn stop(text: &str) -> std::result::Result<String, String> {
+    match text {
+        "" => Err("an empty text would end every answer before it begins".into()),
+        _ => Ok(text.into()),
+    }
 }
 
 fn spec(text: &str) -> std::result::Result<String, String> {
@@ -187,7 +200,7 @@ enum Request {
 pub fn run(args: Args, context: &mut Context) -> Result {
     let path = args.model.path(context)?;
     // Before anyone types a prompt.
-    Container::open(&path)?;
+    let container = model::open(&path)?;
     let prompt = match request(&args, context)? {
         Request::Answer(prompt) => Some(prompt),
         Request::Chat if context.out.json => {
@@ -208,7 +221,13 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     }
     // Wrong settings are found before the model is loaded.
     args.sampling.settings(context, &Sampling::default())?;
-    let mut engine = args::load(&path, &args.device.options(), context)?;
+    if let Some(Prompt::Tokens(tokens)) = &prompt {
+        model::known_tokens(tokens, &container)?;
+    }
+    if args.verify {
+        verify::sound(&container, &context.out)?;
+    }
+    let mut engine = args::load(container, &args.device.options(), context)?;
     let sampling = args.sampling.settings(context, engine.sampling_defaults())?;
     if sampling.temperature > 0.0 && prompt.is_some() {
         context.out.detail(format!("seed {}", sampling.seed));

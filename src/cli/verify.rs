@@ -1,8 +1,9 @@
 //! `verify`: every hash of a file, and every weight a finite number.
 
-use super::args::ModelArgs;
-use super::output::size;
+use super::model::{ModelArgs, open};
+use super::output::{Output, size};
 use super::{Context, Outcome, Result};
+use cmf_gpu::Error;
 use cmf_gpu::container::Container;
 use serde_json::{Value, json};
 
@@ -13,8 +14,22 @@ pub struct Args {
     model: ModelArgs,
 }
 
+/// Checks a model before something else is done with it. Errors: the first thing that is wrong.
+pub fn sound(container: &Container, out: &Output) -> Result<()> {
+    let mut bar = out.progress("verifying", true);
+    let report = container.verify(&mut |done, total| bar.set(done, total));
+    match report.failures.as_slice() {
+        [] => Ok(()),
+        [only] => Err(only.error.clone()),
+        [first, rest @ ..] => Err(Error::new(
+            first.error.kind,
+            format!("{}; and {} more", first.error.message, rest.len()),
+        )),
+    }
+}
+
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = Container::open(&args.model.path(context)?)?;
+    let container = open(&args.model.path(context)?)?;
     let mut bar = context.out.progress("verifying", true);
     let report = container.verify(&mut |done, total| bar.set(done, total));
     drop(bar);

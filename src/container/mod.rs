@@ -26,7 +26,7 @@ pub use hash::hash64;
 pub use header::{Header, SectionHashes, Shard, TokenizerConfig};
 pub use memory::MemoryTensors;
 pub use verify::{Failure, VerifyReport};
-pub use writer::{Sections, TensorSpec, Writer, not_the_output, temporary_beside};
+pub use writer::{Sections, TensorSpec, Writer, not_the_output, target, temporary_beside};
 
 use crate::dtype::Dtype;
 use crate::error::Result;

@@ -52,7 +52,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts a file that will appear at `path`, replacing a regular file that is there.
+    /// Starts a file that will appear at `path`, replacing a regular file that is there. A link stays one; the file that it
+    /// leads to is replaced.
     ///
     /// `header` holds `arch` and whatever else the file says about itself; `format`, `version` and `section_hashes` are
     /// added here. `tensors` are all tensors, in the order in which their payloads will come.
@@ -97,6 +98,7 @@ impl Writer {
         let directory_len = directory::to_bytes(&infos).len() as u64;
         let data_off = (envelope::LEN + header.len() as u64 + directory_len).next_multiple_of(BLOB_ALIGN);
 
+        let path = &target(path)?;
         let io = |err: std::io::Error| Error::io(path, &err);
         let mut out = BufWriter::new(temporary_beside(path)?);
         out.seek(SeekFrom::Start(data_off)).map_err(io)?;
@@ -248,6 +250,17 @@ fn features(header: &Header, infos: &[TensorInfo], sections: Sections) -> u32 {
     bits.into_iter()
         .filter(|(_, set)| *set)
         .fold(TENSOR_DIR, |features, (bit, _)| features | bit)
+}
+
+/// The path at which an output is written: where a link leads, so that the link stays one.
+///
+/// Errors: `Io` for a link that leads nowhere.
+pub fn target(path: &Path) -> Result<PathBuf> {
+    if !std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink()) {
+        return Ok(path.to_owned());
+    }
+    path.canonicalize()
+        .map_err(|err| Error::io(path, &err).context("the output is a link that leads nowhere"))
 }
 
 /// A file in the directory of `path`, where renaming is atomic; it is removed when dropped.

@@ -6,7 +6,7 @@ use crate::error::{Result, bail};
 use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor};
 use crate::host::HostExecutor;
 use crate::model::{self, Model};
-use crate::options::{DEFAULT_CTX, DeviceChoice, LoadOptions};
+use crate::options::{DeviceChoice, LoadOptions};
 use crate::program::{self, Executor, Plan, PlanOptions};
 use crate::session::Session;
 use std::ops::ControlFlow;
@@ -60,8 +60,10 @@ impl Placed {
         options: &LoadOptions,
         progress: LoadProgress,
     ) -> Result<Placed> {
+        let network = Network::of(arch, &*tensors, options)?;
+        // What is wrong with a model or a flag is found before a device is opened.
         let (device, notice) = open_device(options)?;
-        Placed::new(arch, tensors, device, notice, options, progress)
+        Placed::finish(network, tensors, device, notice, options, progress)
     }
 
     /// Puts the network on `device`, or on the CPU reference without one.
@@ -76,8 +78,19 @@ impl Placed {
         options: &LoadOptions,
         progress: LoadProgress,
     ) -> Result<Placed> {
-        let model = model::bind(arch, &*tensors)?;
-        let ctx = context(options, &model)?;
+        let network = Network::of(arch, &*tensors, options)?;
+        Placed::finish(network, tensors, device, notice, options, progress)
+    }
+
+    fn finish(
+        network: Network,
+        tensors: Arc<dyn Tensors>,
+        device: Option<Arc<Device>>,
+        notice: Option<String>,
+        options: &LoadOptions,
+        progress: LoadProgress,
+    ) -> Result<Placed> {
+        let Network { model, ctx } = network;
         let plan = Arc::new(program::plan(
             &model,
             &*tensors,
@@ -98,7 +111,10 @@ impl Placed {
                 .map_or("CPU reference".into(), |device| device.name.clone()),
             backend: device.as_ref().map_or("cpu".into(), |device| device.backend.clone()),
             kind: device.as_ref().map_or("cpu".into(), |device| device.kind.name().into()),
-            notice,
+            notice: beyond_training(ctx, &model)
+                .into_iter()
+                .chain(notice)
+                .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),
             buffer_bytes: plan.buffer_bytes(),
@@ -111,6 +127,29 @@ impl Placed {
             placement,
         })
     }
+}
+
+/// A network, and for how many positions it is to be placed.
+struct Network {
+    model: Model,
+    ctx: u32,
+}
+
+impl Network {
+    fn of(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Network> {
+        let model = model::bind(arch, tensors)?;
+        let ctx = options.positions(model.max_positions)?;
+        Ok(Network { model, ctx })
+    }
+}
+
+/// What should be said about a context that a model was not trained for.
+fn beyond_training(ctx: u32, model: &Model) -> Option<String> {
+    let trained = model.max_positions.filter(|&trained| trained < ctx as usize)?;
+    Some(format!(
+        "the model was trained for {trained} positions, fewer than the context of {ctx}; what it says beyond them is not to \
+         be trusted"
+    ))
 }
 
 /// The device that the options ask for, `None` for the CPU reference, and what should be said about it.
@@ -193,33 +232,23 @@ fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> Pla
     }
 }
 
-fn context(options: &LoadOptions, model: &Model) -> Result<u32> {
-    let trained = model
-        .max_positions
-        .map(|positions| positions.min(u32::MAX as usize) as u32);
-    match (options.ctx, trained) {
-        (Some(0), Some(trained)) => Ok(trained),
-        (Some(0), None) => bail!(
-            Usage,
-            "the file does not say how long its context is; give a --ctx above 0"
-        ),
-        (Some(ctx), _) => Ok(ctx),
-        (None, trained) => Ok(trained.unwrap_or(DEFAULT_CTX).min(DEFAULT_CTX)),
-    }
-}
-
 /// Compares a plan with the memory there is, before anything is allocated. Errors: `OutOfMemory`, with both sizes.
 pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let weights = if device.is_some() { plan.weight_bytes() } else { 0 };
     let need = weights + plan.buffer_bytes();
+    let help = |have: u64| match weights > have {
+        true => "the weights alone need more, a smaller quantisation would help",
+        false => "a smaller --ctx would help",
+    };
     if let Some(limit) = options.vram_mb
         && need > limit.saturating_mul(1 << 20)
     {
         bail!(
             OutOfMemory,
-            "the plan needs {} MiB, --vram-mb allows {limit}; a smaller --ctx would help",
-            mib(need)
+            "the plan needs {} MiB, --vram-mb allows {limit}; {}",
+            mib(need),
+            help(limit.saturating_mul(1 << 20))
         );
     }
     let shares_host_memory =
@@ -230,9 +259,10 @@ pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan)
     {
         bail!(
             OutOfMemory,
-            "the plan needs {} MiB, {} MiB are free; a smaller --ctx would help",
+            "the plan needs {} MiB, {} MiB are free; {}",
             mib(need),
-            mib(free)
+            mib(free),
+            help(free)
         );
     }
     Ok(())

@@ -142,6 +142,13 @@ pub struct DeviceOptions {
     pub max_segment: Option<u64>,
 }
 
+/// What became of a device. That it is lost explains whatever else went wrong.
+#[derive(Default)]
+struct Fate {
+    lost: OnceLock<Error>,
+    failed: OnceLock<Error>,
+}
+
 /// An open device.
 pub struct Device {
     pub(super) device: wgpu::Device,
@@ -156,7 +163,7 @@ pub struct Device {
     team: Team,
     half_native: bool,
     limits: wgpu::Limits,
-    fate: Arc<OnceLock<Error>>,
+    fate: Arc<Fate>,
     layouts: Mutex<HashMap<Kernel, Arc<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>>>,
     pipelines: Mutex<HashMap<Variant, Arc<wgpu::ComputePipeline>>>,
     /// Pipelines made so far, and the microseconds that took.
@@ -187,17 +194,17 @@ impl Device {
     /// adapter has it, the feature `SUBGROUP`; with less, large models may not fit or run slower.
     pub fn from_wgpu(device: wgpu::Device, queue: wgpu::Queue, options: DeviceOptions) -> Result<Device> {
         let info = device.adapter_info();
-        let fate = Arc::new(OnceLock::new());
+        let fate = Arc::new(Fate::default());
         let lost = fate.clone();
         device.set_device_lost_callback(move |reason, message| {
-            let _ = lost.set(Error::new(
+            let _ = lost.lost.set(Error::new(
                 Kind::DeviceLost,
                 format!("the device was lost ({reason:?}): {message}"),
             ));
         });
         let failed = fate.clone();
         device.on_uncaptured_error(Arc::new(move |err: wgpu::Error| {
-            let _ = failed.set(device_error(&err));
+            let _ = failed.failed.set(device_error(&err));
         }));
         let limits = device.limits();
         let needs = [
@@ -288,9 +295,19 @@ impl Device {
 
     /// Fails if the device is lost or has reported an error that nobody asked for.
     pub fn check(&self) -> Result<()> {
-        match self.fate.get() {
+        match self.fate.lost.get().or_else(|| self.fate.failed.get()) {
             Some(err) => Err(err.clone()),
             None => Ok(()),
+        }
+    }
+
+    /// The error for something that the driver failed to do: that the device is lost, if it is, else `what`.
+    pub(super) fn failure(&self, what: impl Into<String>) -> Error {
+        // Whoever polls is told of a loss.
+        let _ = self.device.poll(wgpu::PollType::Poll);
+        match self.check() {
+            Err(err) => err,
+            Ok(()) => Error::new(Kind::DeviceError, what),
         }
     }
 
@@ -439,8 +456,8 @@ impl Device {
             submission_index: Some(submission),
             timeout: None,
         };
-        let failed = |err| Error::new(Kind::DeviceError, format!("waiting for the device: {err}"));
-        self.device.poll(wait).map_err(failed)?;
+        let polled = self.device.poll(wait);
+        polled.map_err(|err| self.failure(format!("waiting for the device: {err}")))?;
         self.check()
     }
 

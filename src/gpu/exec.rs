@@ -253,7 +253,11 @@ impl Executor for GpuExecutor {
     }
 
     fn submit(&mut self, which: Which, extent: Extent) -> Result<Ticket> {
-        let steps = 0..self.programs[which as usize].len();
+        self.submit_part(which, 0..self.programs[which as usize].len(), extent)
+    }
+
+    fn submit_part(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<Ticket> {
+        let last = steps.end == self.programs[which as usize].len();
         let mut encoder = self.encode(which, steps, extent);
         let slot = (self.tickets % SLOTS) as usize;
         encoder.copy_buffer_to_buffer(&self.buffers[self.plan.fixed.ctl], 0, &self.slots[slot], 0, CTL_BYTES);
@@ -261,7 +265,9 @@ impl Executor for GpuExecutor {
         self.in_flight.push_back((self.tickets, submission));
         self.tickets += 1;
         self.counters.readback_bytes += CTL_BYTES;
-        self.counters.weight_bytes += self.weight_bytes[which as usize];
+        if last {
+            self.counters.weight_bytes += self.weight_bytes[which as usize];
+        }
         self.device.check()?;
         Ok(Ticket(self.tickets - 1))
     }

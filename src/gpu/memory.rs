@@ -86,7 +86,7 @@ impl<'a> Ring<'a> {
         }
         let mut view = buffer
             .get_mapped_range_mut(..self.used as u64)
-            .map_err(|err| crate::error::Error::new(crate::error::Kind::DeviceError, format!("staging: {err}")))?;
+            .map_err(|err| self.device.failure(format!("staging: {err}")))?;
         view.copy_from_slice(&self.scratch[..self.used]);
         drop(view);
         buffer.unmap();

@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use super::memory::buffer;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use half::f16;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
@@ -132,7 +132,7 @@ pub(super) fn read_words(
     wait_for_map(device, buffer, wgpu::MapMode::Read, submission)?;
     let view = buffer
         .get_mapped_range(..)
-        .map_err(|err| Error::new(Kind::DeviceError, format!("mapping a buffer: {err}")))?;
+        .map_err(|err| device.failure(format!("mapping a buffer: {err}")))?;
     let words = bytemuck::pod_collect_to_vec(&view);
     drop(view);
     buffer.unmap();
@@ -150,23 +150,22 @@ pub(super) fn wait_for_map(
     buffer.map_async(mode, .., move |result| {
         let _ = sender.send(result);
     });
-    let failed = |what: String| Error::new(Kind::DeviceError, what);
     let wait = wgpu::PollType::Wait {
         submission_index: Some(submission),
         timeout: None,
     };
     let polled = device.device.poll(wait);
-    polled.map_err(|err| failed(format!("waiting for the device: {err}")))?;
+    polled.map_err(|err| device.failure(format!("waiting for the device: {err}")))?;
     // Another thread that polls the same device may have taken our callback and not called it yet.
     loop {
         device.check()?;
         match receiver.recv_timeout(Duration::from_millis(5)) {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(err)) => return Err(failed(format!("mapping a buffer: {err}"))),
-            Err(RecvTimeoutError::Disconnected) => return Err(failed("a buffer's mapping was dropped".into())),
+            Ok(Err(err)) => return Err(device.failure(format!("mapping a buffer: {err}"))),
+            Err(RecvTimeoutError::Disconnected) => return Err(device.failure("a buffer's mapping was dropped")),
             Err(RecvTimeoutError::Timeout) => {
                 let polled = device.device.poll(wgpu::PollType::Poll);
-                polled.map_err(|err| failed(format!("waiting for the device: {err}")))?;
+                polled.map_err(|err| device.failure(format!("waiting for the device: {err}")))?;
             }
         }
     }

@@ -435,6 +435,9 @@ pub trait Executor: Send {
     /// Runs a whole program and takes a snapshot of the control words after it. Does not wait.
     fn submit(&mut self, which: Which, extent: Extent) -> Result<Ticket>;
 
+    /// The same with some steps of a program.
+    fn submit_part(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<Ticket>;
+
     /// Waits for a run. Tickets are waited for in the order they were given; at most two are open.
     fn wait(&mut self, ticket: Ticket) -> Result<Ctl>;
 

@@ -73,6 +73,143 @@ fn calls_that_make_no_sense_are_usage_errors() {
     }
 }
 
+/// A wrong number is taken for a flag, or the range is left to be guessed.
+#[test]
+fn numbers_out_of_range_name_the_flag_and_the_range() {
+    let m = model();
+    let commands: [(&[&str], &[&str]); 5] = [
+        (
+            &["run", m, "-p", "x"],
+            &["--max-tokens", "--top-k", "--seed", "--ctx", "--vram-mb"],
+        ),
+        (&["bench", m], &["--n-prompt", "--n-gen", "--repetitions"]),
+        (&["ppl", m, "--file", "/dev/null"], &["--stride"]),
+        (&["info", m], &["--ctx"]),
+        (&["logits", m, "--tokens", "1", "--out", "/tmp/x"], &["--step-from"]),
+    ];
+    for (command, flags) in commands {
+        for flag in flags {
+            for value in ["-1", "99999999999999999999", "1.5"] {
+                let message = fails(&[command, &[*flag, value]].concat(), 2, "Usage");
+                let said = [*flag, value, "from 0 to"].iter().all(|part| message.contains(part));
+                assert!(said && !message.contains("tip"), "{message}");
+            }
+        }
+    }
+    let message = run(&["run", m, "-p", "x", "-n", "-5"]).fails(2, "Usage");
+    assert!(
+        message.contains("'-5'") && message.contains("--max-tokens"),
+        "{message}"
+    );
+    let message = run(&["run", m, "-p", "x", "--device", ""]).fails(2, "Usage");
+    assert_eq!(message.matches("Usage").count(), 0, "{message}");
+}
+
+/// A wrong call is only found when the model is on the device, after minutes.
+#[test]
+fn calls_that_make_no_sense_are_found_before_a_device_is_opened() {
+    let m = model();
+    let cases: [(&[&str], &str); 10] = [
+        (&["run", m, "-p", "x", "--stop", ""], "--stop"),
+        (&["run", m, "--prompt-tokens", "1,512"], "512"),
+        (&["logits", m, "--tokens", "512", "--out", "/tmp/x"], "512"),
+        (&["ppl", m, "--file", "/dev/null", "--stride", "0"], "--stride"),
+        (
+            &["ppl", m, "--file", "/dev/null", "-c", "8", "--stride", "9"],
+            "--stride",
+        ),
+        (&["ppl", m, "--file", "/dev/null", "-c", "1"], "--ctx"),
+        (&["bench", m, "-c", "8"], "-p"),
+        (&["bench", m, "-p", "4", "-n", "8", "-c", "8"], "-n"),
+        // Longer than what the model was trained for.
+        (&["bench", m, "-c", "0", "-p", "99999"], "-p"),
+        (&["parity", "--filter", "no such case"], "matvec"),
+    ];
+    for (case, said) in cases {
+        // A device that is not there would be another error.
+        let message = fails(&[case, &["--device", "no such card"]].concat(), 2, "Usage");
+        assert!(message.contains(said), "{message}");
+    }
+    let file = [
+        "run",
+        "-m",
+        env!("CARGO_MANIFEST_DIR"),
+        "-p",
+        "x",
+        "--device",
+        "no such card",
+    ];
+    fails(&file, 1, "Io");
+}
+
+/// Help that says something else than what happens.
+#[test]
+fn help_states_the_context_that_a_command_uses() {
+    for (command, said) in [
+        ("run", "at most 4096"),
+        ("ppl", "512"),
+        ("bench", "-p and -n"),
+        ("parity", "120"),
+    ] {
+        let help = run(&[command, "--help"]).stdout;
+        let about: Vec<&str> = help
+            .lines()
+            .skip_while(|line| !line.contains("--ctx"))
+            .take(4)
+            .collect();
+        let about = about
+            .join(" ")
+            .split("--kv")
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        assert!(about.contains(said), "{about}");
+        assert_eq!(about.contains("4096"), command == "run", "{about}");
+    }
+}
+
+/// A benchmark whose own flags ask for too much tells the user to change another one.
+#[test]
+fn a_benchmark_that_does_not_fit_blames_its_own_flags() {
+    let message = run(&["bench", model(), "-p", "50000000", "--vram-mb", "64"]).fails(1, "OutOfMemory");
+    assert!(message.contains("-p 50000000"), "{message}");
+}
+
+/// A folder, or a name with a typo: nothing says which models there are.
+#[test]
+fn a_path_that_is_no_model_names_the_models_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let message = run(&["run", "-m", &path(""), "-p", "x"]).fails(1, "Io");
+    assert!(
+        message.contains("no .cmf file") && message.contains("convert"),
+        "{message}"
+    );
+    std::fs::write(path("config.json"), "{}").unwrap();
+    let message = run(&["run", "-m", &path(""), "-p", "x"]).fails(1, "Io");
+    assert!(message.contains("-o model.cmf"), "{message}");
+    for name in [
+        "one.cmf",
+        "two-00001-of-00002.cmf",
+        "two-00002-of-00002.cmf",
+        "three.gguf",
+    ] {
+        std::fs::write(path(name), "").unwrap();
+    }
+    for no_model in ["", "ones.cmf"] {
+        for command in ["info", "run", "bench", "verify"] {
+            let message = fails(&[command, "-m", &path(no_model)], 1, "Io");
+            assert!(message.contains("one.cmf, two-00001-of-00002.cmf"), "{message}");
+            assert!(
+                !message.contains("two-00002") && !message.contains("three"),
+                "{message}"
+            );
+        }
+    }
+}
+
 #[test]
 fn files_that_are_no_good_are_named() {
     let missing = "/no/such/model.cmf";
@@ -167,6 +304,54 @@ fn templates_and_messages_are_checked() {
             kind,
         );
     }
+}
+
+/// A damaged weight answers all the same where a check was asked for.
+#[test]
+fn run_checks_every_weight_when_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.cmf");
+    let mut bytes = std::fs::read(model()).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let damaged = ["run", path.to_str().unwrap(), "-p", "x", "-n", "1"];
+    fails(&[&damaged[..], &["--verify"]].concat(), 1, "HashMismatch");
+    assert_eq!(run(&["run", model(), "-p", "x", "-n", "1", "--verify"]).code, Some(0));
+}
+
+/// An output that is a link replaces the link, and the file it stood for stays old.
+#[cfg(unix)]
+#[test]
+fn outputs_are_written_through_links() {
+    use std::os::unix::fs::symlink;
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    std::fs::create_dir(path("there")).unwrap();
+    for (link, to) in [("a", "there/a"), ("b", "there/b"), ("nowhere", "there/missing")] {
+        if link != "nowhere" {
+            std::fs::write(path(to), "old").unwrap();
+        }
+        symlink(path(to), path(link)).unwrap();
+    }
+    assert_eq!(
+        run(&["convert", model(), "-o", &path("a"), "--quant", "q8"]).code,
+        Some(0)
+    );
+    let logits = ["logits", model(), "--tokens", "1,2", "--device", "cpu", "--out"];
+    assert_eq!(run(&[&logits[..], &[&path("b")]].concat()).code, Some(0));
+    for name in ["a", "b"] {
+        assert!(std::fs::symlink_metadata(path(name)).unwrap().is_symlink(), "{name}");
+        assert!(
+            std::fs::metadata(path(&format!("there/{name}"))).unwrap().len() > 1000,
+            "{name}"
+        );
+    }
+    for command in [&["convert", model(), "-o"][..], &logits] {
+        let message = fails(&[command, &[&path("nowhere")]].concat(), 1, "Io");
+        assert!(message.contains("leads nowhere"), "{message}");
+    }
+    assert_eq!(std::fs::read_dir(path("there")).unwrap().count(), 2);
 }
 
 /// An output that replaces what is being read, or a device, destroys it.

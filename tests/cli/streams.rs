@@ -36,6 +36,45 @@ fn the_environment_is_read_and_the_flag_wins() {
 }
 
 #[test]
+fn the_model_of_a_tokenizer_comes_from_anywhere() {
+    let ids = run(&["tokenize", model(), "Hello there"]).stdout;
+    let text = run(&["detokenize", model(), ids.trim()]).stdout;
+    assert!(text.contains("Hello"), "{text}");
+    let env = [("CMF_GPU_MODEL", model())];
+    for (command, what, wanted) in [("tokenize", "Hello there", &ids), ("detokenize", ids.trim(), &text)] {
+        assert_eq!(&run(&[command, "-m", model(), what]).stdout, wanted);
+        assert_eq!(&run(&[command, what, "-m", model()]).stdout, wanted);
+        assert_eq!(&run_env(&[command, what], &env).stdout, wanted);
+        assert_eq!(
+            &run_env(&[command, model(), what], &[("CMF_GPU_MODEL", "/no/such")]).stdout,
+            wanted
+        );
+        run(&[command, what]).fails(2, "Usage");
+        run(&[command]).fails(2, "Usage");
+        run(&[command, "-m", model()]).fails(2, "Usage");
+        run(&[command, model(), what, "-m", model()]).fails(2, "Usage");
+    }
+}
+
+/// One token has no rate, a context beyond the training no silence.
+#[test]
+fn what_is_said_about_an_answer_means_something() {
+    let one = run(&["run", model(), "-p", "x", "-n", "1", "--greedy"]).stderr;
+    assert!(one.contains("| gen 1 tok | ttft"), "{one}");
+    let three = run(&["run", model(), "-p", "x", "-n", "3", "--greedy"]).stderr;
+    assert!(
+        three.contains("| gen 3 tok ") && three.contains(" tok/s | ttft"),
+        "{three}"
+    );
+    assert!(!three.contains("trained"), "{three}");
+    let long = run(&["run", model(), "-p", "x", "-n", "1", "-c", "2049"]).stderr;
+    assert!(
+        long.contains("trained for 2048 positions") && long.contains("2049"),
+        "{long}"
+    );
+}
+
+#[test]
 fn a_prompt_may_come_from_stdin_or_a_file() {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("prompt é.txt");
     std::fs::write(&path, "Hello there\n").unwrap();

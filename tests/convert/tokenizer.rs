@@ -243,7 +243,12 @@ fn text_is_split_as_the_names_say() {
             .collect()
     };
     assert_eq!(pieces("smollm", "ab 123 it's"), ["ab", " ", "1", "2", "3", " it", "'s"]);
+    assert_eq!(
+        pieces("command-r", "ab 123 it's"),
+        ["ab", " ", "1", "2", "3", " it", "'s"]
+    );
     assert_eq!(pieces("gpt-2", "ab 123 it's"), ["ab", " 123", " it", "'s"]);
+    assert_eq!(pieces("olmo", "ab 123 it's"), ["ab", " 123", " it", "'s"]);
     assert_eq!(
         pieces("llama-bpe", "ab 12345 IT'S"),
         ["ab", " ", "123", "45", " IT", "'S"]
@@ -269,6 +274,25 @@ fn text_is_split_as_the_names_say() {
         pieces("deepseek-v3", "ab 1234日本 _x"),
         ["ab", " ", "123", "4", "日本", " _", "x"]
     );
+}
+
+/// Composed and decomposed letters are different tokens where the model was trained on composed ones.
+#[test]
+fn letters_are_composed_where_the_names_say_so() {
+    let ids = |pre: &str, text: &str| {
+        let (_dir, container) = opened(&with_tokenizer("qwen2", pre));
+        let tokenizer = Tokenizer::from_bytes(container.tokenizer_json().unwrap()).unwrap();
+        tokenizer.encode(text, false).unwrap().get_ids().to_vec()
+    };
+    for (pre, composed) in [
+        ("qwen2", true),
+        ("command-r", true),
+        ("olmo", true),
+        ("gpt-2", false),
+        ("smollm", false),
+    ] {
+        assert_eq!(ids(pre, "cafe\u{301}") == ids(pre, "caf\u{e9}"), composed, "{pre}");
+    }
 }
 
 #[test]

@@ -138,3 +138,47 @@ fn loading_can_be_cancelled() {
         .unwrap();
     assert!(err.message.contains("cancelled"), "{err}");
 }
+
+/// A plan that does not fit fails while it is allocated, or says nothing that helps.
+#[test]
+fn what_does_not_fit_says_what_it_needs_what_there_is_and_what_helps() {
+    let (_dir, path) = Permutation::saying(&[b"x"]).file();
+    let refused = |device: &DeviceChoice, ctx, vram_mb| {
+        let options = cmf_gpu::options::LoadOptions {
+            device: device.clone(),
+            ctx: Some(ctx),
+            vram_mb,
+            ..Default::default()
+        };
+        let err = cmf_gpu::Engine::load(&path, &options, &mut |_, _| ControlFlow::Continue(()))
+            .err()
+            .unwrap();
+        assert_eq!(err.kind, Kind::OutOfMemory, "{err}");
+        err.message
+    };
+    for device in devices() {
+        // 65536 positions of 2 layers, keys and values, 32 halves: 16 MiB, beside tables and scratch.
+        let long = refused(&device, 65536, Some(10));
+        assert!(
+            long.contains("allows 10") && long.contains("--vram-mb") && long.contains("--ctx"),
+            "{long}"
+        );
+        let digits = long.split("needs ").nth(1).unwrap();
+        let need: u64 = digits.split(' ').next().unwrap().parse().unwrap();
+        assert!((16..64).contains(&need), "{long}");
+        // More than any machine has, and more than a device binds.
+        let endless = refused(&device, u32::MAX, None);
+        let have = ["MiB are free", "the device binds"]
+            .iter()
+            .any(|text| endless.contains(text));
+        assert!(
+            have && endless.contains("needs") && endless.contains("--ctx"),
+            "{endless}"
+        );
+    }
+    let weights = refused(&DeviceChoice::Index(0), 64, Some(0));
+    assert!(
+        weights.contains("weights") && weights.contains("quantisation"),
+        "{weights}"
+    );
+}

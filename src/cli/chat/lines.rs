@@ -53,6 +53,7 @@ pub fn source(interrupt: &Interrupt) -> Result<Box<dyn Lines + '_>> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Ok(Box::new(Plain { interrupt }));
     }
+    interrupt.remember_terminal();
     let editor = Editor::with_history(Config::default(), MemHistory::new()).map_err(failure)?;
     Ok(Box::new(Edited { editor, interrupt }))
 }

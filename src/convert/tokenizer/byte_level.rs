@@ -38,11 +38,25 @@ const fn splitter(steps: &'static [Step]) -> Splitter {
 }
 
 /// The names in files, and the ways they stand for.
-const NAMES: [(&[&str], Splitter); 11] = [
+const NAMES: [(&[&str], Splitter); 13] = [
     (&["gpt-2", "phi-2"], splitter(&[Step::Words])),
     (
         &["smollm", "starcoder", "refact"],
         splitter(&[Step::Digits, Step::Words]),
+    ),
+    (
+        &["command-r"],
+        Splitter {
+            nfc: true,
+            ..splitter(&[Step::Digits, Step::Words])
+        },
+    ),
+    (
+        &["olmo"],
+        Splitter {
+            nfc: true,
+            ..splitter(&[Step::Words])
+        },
     ),
     (
         &["llama-bpe", "llama3", "llama-v3", "falcon3"],
