@@ -156,6 +156,8 @@ const FAMILIES: [Family; 12] = [
     },
     Family {
         model_type: "qwen3_5_moe_text",
+        gguf: "qwen35moe",
+        gguf_renormalises: true,
         experts: Some(Renormalise::Always),
         ..RECURRENT
     },

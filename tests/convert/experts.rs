@@ -110,7 +110,7 @@ fn experts_in_one_tensor_are_taken_apart() {
 fn dense_members_of_these_families_are_dense() {
     let copy = Copy::of("qwen3_moe");
     let mut tensors = source_values("qwen3_moe");
-    let dense: Vec<_> = tensors
+    let dense = tensors
         .iter()
         .filter(|(name, _)| name.starts_with("model.layers.0.mlp."));
     let dense: Vec<_> = dense.map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -144,7 +144,7 @@ fn configurations_and_tensors_have_to_agree() {
     let router = "model.layers.0.mlp.gate.weight";
     refused(&with("mlp_only_layers", json!([])), Kind::MissingTensor, router);
     let dense = with("decoder_sparse_step", json!(2));
-    refused(&dense, Kind::MissingTensor, "model.layers.2.mlp.gate_proj.weight");
+    refused(&dense, Kind::UnsupportedModel, "model.layers.2.mlp.gate.weight");
     refused(&with("mlp_only_layers", json!("0")), Kind::Parse, "mlp_only_layers");
     refused(
         &with("num_experts", json!(9)),

@@ -212,11 +212,19 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
 
 /// The mixture of experts, in families that have one.
 fn experts(keys: &Keys, family: &Family) -> Result<Option<Moe>> {
+    let said = keys.unsigned("num_experts")?;
     let Some(renormalise) = family.experts else {
+        if let Some(count) = said.filter(|&count| count > 0) {
+            bail!(
+                UnsupportedModel,
+                "config key 'num_experts' is {count}; {} models have no experts",
+                family.model_type
+            );
+        }
         return Ok(None);
     };
     // A family of mixtures may have a dense member.
-    if keys.unsigned("num_experts")? == Some(0) {
+    if said == Some(0) {
         return Ok(None);
     }
     let size = |key: &str| keys.size(key).and_then(|value| keys.need(key, value));
