@@ -6,6 +6,7 @@
 mod attention;
 mod delta_net;
 mod linear;
+mod moe;
 
 use crate::container::Tensors;
 use crate::dtype::RowDecoder;
@@ -39,8 +40,9 @@ impl HostExecutor {
     ///
     /// Errors: what the vectors' tensors have wrong with them.
     pub fn new(plan: Arc<Plan>, tensors: Arc<dyn Tensors>) -> Result<HostExecutor> {
-        let filled = |fill: &Fill, bytes: u64| {
-            let mut words = vec![0u32; bytes as usize / 4];
+        let filled = |fill: &Fill, bytes: u64| -> Result<Vec<u32>> {
+            let mut words = fill.expert_words(&*tensors)?;
+            words.resize(bytes as usize / 4, 0);
             if let Fill::Rope { positions, .. } = fill {
                 let rows = (0..*positions).flat_map(|position| fill.rope_row(position));
                 words
@@ -48,9 +50,10 @@ impl HostExecutor {
                     .zip(rows)
                     .for_each(|(word, value)| *word = value.to_bits());
             }
-            words
+            Ok(words)
         };
-        let buffers = plan.buffers.iter().map(|b| filled(&b.fill, b.bytes)).collect();
+        let buffers = plan.buffers.iter().map(|b| filled(&b.fill, b.bytes));
+        let buffers = buffers.collect::<Result<_>>()?;
         let vectors = plan.vectors.iter().map(|v| v.values(&*tensors));
         let vectors = vectors.collect::<Result<_>>()?;
         Ok(HostExecutor {
@@ -183,6 +186,13 @@ impl Bound<'_> {
             Op::AttnMerge(p) => self.attn_merge(p),
             Op::AttnChunk(p) => self.attn_chunk(p),
             Op::DeltaNet(p) => self.delta_net(p),
+            Op::MoeGlu(p) => self.moe_glu(p),
+            Op::MoeDown(p) => self.moe_down(p),
+            Op::MoeRoute(p) => self.moe_route(p),
+            Op::MoeLists(p) => self.moe_lists(p),
+            Op::MoeMatmulGlu(p) => self.moe_matmul_glu(p),
+            Op::MoeMatmul(p) => self.moe_matmul(p),
+            Op::MoeCombine(p) => self.moe_combine(p),
             Op::Sample(p) => self.sample(p),
         }
     }

@@ -36,7 +36,8 @@ pub struct Row {
 
 use Access::{Read, Write};
 
-const TEAM_LIBS: &[&str] = &["vector", "weights", "grid", "canon", "norm_scale", "matvec"];
+const TEAM_LIBS: &[&str] = &["vector", "weights", "parts", "grid", "canon", "norm_scale", "matvec"];
+const MATMUL_LIBS: &[&str] = &["vector", "weights", "parts", "ctl", "matmul", "matmul_tile"];
 
 /// A kernel of the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,13 +59,20 @@ pub enum Kernel {
     AttnMerge,
     AttnChunk,
     DeltaNet,
+    MoeGlu,
+    MoeDown,
+    MoeRoute,
+    MoeLists,
+    MoeMatmulGlu,
+    MoeMatmul,
+    MoeCombine,
     Cap,
     Sample,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 18] = [
+    pub const ALL: [Kernel; 25] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -81,6 +89,13 @@ impl Kernel {
         Kernel::AttnMerge,
         Kernel::AttnChunk,
         Kernel::DeltaNet,
+        Kernel::MoeGlu,
+        Kernel::MoeDown,
+        Kernel::MoeRoute,
+        Kernel::MoeLists,
+        Kernel::MoeMatmulGlu,
+        Kernel::MoeMatmul,
+        Kernel::MoeCombine,
         Kernel::Cap,
         Kernel::Sample,
     ];
@@ -156,7 +171,7 @@ impl Kernel {
             },
             Kernel::MatvecAdd => &Row {
                 stem: "matvec_add",
-                libs: &["vector", "weights", "grid", "canon", "matvec"],
+                libs: &["vector", "weights", "parts", "grid", "canon", "matvec"],
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -188,7 +203,7 @@ impl Kernel {
             },
             Kernel::Matmul => &Row {
                 stem: "matmul",
-                libs: &["vector", "weights", "ctl", "matmul", "matmul_tile"],
+                libs: MATMUL_LIBS,
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -203,7 +218,7 @@ impl Kernel {
             },
             Kernel::MatmulAdd => &Row {
                 stem: "matmul_add",
-                libs: &["vector", "weights", "ctl", "matmul", "matmul_tile"],
+                libs: MATMUL_LIBS,
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -305,6 +320,111 @@ impl Kernel {
                     ("y", Write),
                 ],
                 threads: Some(256),
+                weights: false,
+                kv: false,
+            },
+            Kernel::MoeGlu => &Row {
+                stem: "moe_glu",
+                libs: &[
+                    "vector",
+                    "weights",
+                    "grid",
+                    "canon",
+                    "norm_scale",
+                    "matvec",
+                    "glu",
+                    "experts",
+                    "route",
+                ],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("x", Read),
+                    ("squares", Read),
+                    ("experts", Read),
+                    ("router", Write),
+                    ("y", Write),
+                ],
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::MoeDown => &Row {
+                stem: "moe_down",
+                libs: &["vector", "weights", "grid", "canon", "matvec", "experts"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("router", Read),
+                    ("x", Read),
+                    ("g", Read),
+                    ("h", Write),
+                    ("hg", Write),
+                    ("squares", Write),
+                ],
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::MoeRoute => &Row {
+                stem: "moe_route",
+                libs: &["ctl", "experts", "route"],
+                bindings: &[("ctl", Read), ("experts", Read), ("router", Read), ("routes", Write)],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
+            Kernel::MoeLists => &Row {
+                stem: "moe_lists",
+                libs: &["ctl", "experts"],
+                bindings: &[("ctl", Read), ("experts", Read), ("routes", Read), ("lists", Write)],
+                threads: Some(256),
+                weights: false,
+                kv: false,
+            },
+            Kernel::MoeMatmulGlu => &Row {
+                stem: "moe_matmul_glu",
+                libs: &["vector", "weights", "ctl", "matmul", "moe_tile", "experts", "glu"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("experts", Read),
+                    ("lists", Read),
+                    ("x", Read),
+                    ("y", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MoeMatmul => &Row {
+                stem: "moe_matmul",
+                libs: &["vector", "weights", "ctl", "matmul", "moe_tile", "experts"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("experts", Read),
+                    ("lists", Read),
+                    ("x", Read),
+                    ("y", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MoeCombine => &Row {
+                stem: "moe_combine",
+                libs: &["ctl"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("routes", Read),
+                    ("parts", Read),
+                    ("shared_y", Read),
+                    ("h", Write),
+                ],
+                threads: Some(64),
                 weights: false,
                 kv: false,
             },
@@ -652,6 +772,117 @@ params! {
         eps: f32,
         /// Vectors of 4 from one output column to the next.
         y_stride: u32,
+    }
+    /// Parameters of `moe_glu`.
+    MoeGlu {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// Outputs of each expert in this segment.
+        outputs: u32,
+        /// Experts in this segment.
+        placed: u32,
+        /// Outputs of the shared expert in this segment, 0 = it is not there.
+        shared_outputs: u32,
+        /// Slots before the shared expert's.
+        first_shared: u32,
+        /// First of an expert's outputs in this segment.
+        row0: u32,
+        /// Where the first slot's outputs begin.
+        y_at: u32,
+        /// Elements from one slot's outputs to the next.
+        y_stride: u32,
+        /// Where places and weights begin.
+        routes_at: u32,
+        /// Vectors of 4 sums of squares; 0, with eps 1, takes x as it is.
+        square_vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
+    /// Parameters of `moe_down`.
+    MoeDown {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// 1 / units.
+        inv_units: f32,
+        /// Rows of each expert in this segment.
+        outputs: u32,
+        /// First row of this segment in the outputs, a multiple of 4.
+        row0: u32,
+        /// Slots: experts a token takes.
+        slots: u32,
+        /// Units before the first slot's activations.
+        x_at: u32,
+        /// Where places and weights begin.
+        routes_at: u32,
+    }
+    /// Parameters of `moe_route`.
+    MoeRoute {
+        /// Elements from one column's logits to the next.
+        stride: u32,
+        /// 1 = there is a shared expert, 0 = its weight is 0.
+        shared_expert: u32,
+    }
+    /// Parameters of `moe_lists`.
+    MoeLists {
+        /// Tiles there is room for.
+        tiles: u32,
+    }
+    /// Parameters of `moe_matmul_glu`.
+    MoeMatmulGlu {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// Outputs of each expert in this segment.
+        outputs: u32,
+        /// Experts in this segment.
+        placed: u32,
+        /// Outputs of the shared expert in this segment, 0 = it is not there.
+        shared_outputs: u32,
+        /// First of an expert's outputs in this segment, a multiple of 4.
+        row0: u32,
+        /// Vectors of 4 from one entry of y to the next.
+        y_stride: u32,
+        /// Entries that share a column of x: the experts a token takes.
+        x_entries: u32,
+        /// Tiles that lists have room for.
+        tiles: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
+    /// Parameters of `moe_matmul`.
+    MoeMatmul {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// Rows of each expert in this segment.
+        outputs: u32,
+        /// First row of this segment in y, a multiple of 4.
+        row0: u32,
+        /// Vectors of 4 from one entry of y to the next.
+        y_stride: u32,
+        /// Entries that share a column of x.
+        x_entries: u32,
+        /// Entries of a column, which bound the grid.
+        top_k: u32,
+        /// Tiles that lists have room for.
+        tiles: u32,
+    }
+    /// Parameters of `moe_combine`.
+    MoeCombine {
+        /// Vectors of 4 in a column.
+        vectors: u32,
+        /// Experts of a column.
+        top_k: u32,
     }
     /// Parameters of `cap`.
     Cap {

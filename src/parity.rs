@@ -148,12 +148,15 @@ enum Elements {
     F16,
     /// Compared to the bit.
     Words,
+    /// Pairs of a word and a number.
+    Pairs,
 }
 
 /// What a step's output is made of, by the binding's name in the catalogue.
 fn elements(binding: &str, kv: Kv) -> Elements {
     match (binding, kv) {
-        ("ctl", _) => Elements::Words,
+        ("ctl" | "lists", _) => Elements::Words,
+        ("router" | "routes", _) => Elements::Pairs,
         ("k_cache" | "v_cache", Kv::F16) => Elements::F16,
         _ => Elements::F32,
     }
@@ -162,7 +165,7 @@ fn elements(binding: &str, kv: Kv) -> Elements {
 /// Judges the words a device left in a buffer that held `before` and where the reference left `wanted`.
 fn judge(before: &[u32], found: &[u32], wanted: &[u32], elements: Elements, tolerance: Tolerance) -> Verdict {
     let tolerance = match elements {
-        Elements::F32 => tolerance,
+        Elements::F32 | Elements::Pairs => tolerance,
         Elements::F16 => Tolerance::Half,
         Elements::Words => Tolerance::Exact,
     };
@@ -176,7 +179,9 @@ fn judge(before: &[u32], found: &[u32], wanted: &[u32], elements: Elements, tole
             return Err(Difference::Stray(i));
         }
         let pairs = match elements {
-            Elements::F32 => [Some((f32::from_bits(found), f32::from_bits(wanted))), None],
+            Elements::Pairs if i % 2 == 0 && found == wanted => [None, None],
+            Elements::Pairs if i % 2 == 0 => return Err(Difference::Stray(i)),
+            Elements::F32 | Elements::Pairs => [Some((f32::from_bits(found), f32::from_bits(wanted))), None],
             Elements::F16 => [0, 16].map(|shift| {
                 let half = |word: u32| f16::from_bits((word >> shift) as u16).to_f32();
                 Some((half(found), half(wanted)))

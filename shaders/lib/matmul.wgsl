@@ -12,8 +12,6 @@ struct Block {
 // software Vulkan driver specialise and compile the kernel anew at every dispatch, so no hot kernel has one.
 fn units_of_run() -> u32 { return params.units * min(ctl.columns, 1u); }
 
-fn part_of(row: u32) -> u32 { return u32(row >= params.part1) + u32(row >= params.part2); }
-
 fn rows_open(rows: vec4<u32>) -> Rows4 {
     return Rows4(row_open(rows.x), row_open(rows.y), row_open(rows.z), row_open(rows.w));
 }

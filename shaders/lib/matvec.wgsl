@@ -9,9 +9,6 @@ fn x_sum_if_needed(x: X32) -> f32 {
     return 0.0;
 }
 
-// Which of the stacked tensors a row belongs to.
-fn part_of(row: u32) -> u32 { return u32(row >= params.part1) + u32(row >= params.part2); }
-
 // What one logical lane adds to the dot products of two rows of a part.
 fn lane_dots2(r0: Row, r1: Row, part: u32, logical: u32) -> vec2<f32> {
     var acc = vec2<f32>(0.0);
@@ -45,32 +42,31 @@ fn lane_dots(r0: Row, r1: Row, r2: Row, r3: Row, part: u32, other_part: u32, log
     }
     if (HAS_OVERLAY) {
         acc += vec4<f32>(
-            lane_overlay(r0, logical), lane_overlay(r1, logical), lane_overlay(r2, logical), lane_overlay(r3, logical),
+            lane_overlay(r0, logical, 0u), lane_overlay(r1, logical, 0u),
+            lane_overlay(r2, logical, 0u), lane_overlay(r3, logical, 0u),
         );
     }
     return acc;
 }
 
-// What one logical lane adds for a row's overlay: every 32nd entry.
-fn lane_overlay(row: Row, logical: u32) -> f32 {
+// What one logical lane adds for a row's overlay: every 32nd entry. The activations begin at vector `base`.
+fn lane_overlay(row: Row, logical: u32, base: u32) -> f32 {
     let range = overlay_range(row);
     var acc = 0.0;
     for (var entry = range.x + logical; entry < range.y; entry += LOGICAL_LANES) {
         let col = overlay_col(entry);
-        acc = fma(overlay_change(row, entry), x[col >> 2u][col & 3u], acc);
+        acc = fma(overlay_change(row, entry), x[base + (col >> 2u)][col & 3u], acc);
     }
     return acc;
 }
 
-// The dot products of four stored rows, without their row scales. Rows x and y share a part, and so do z and w.
-fn dot_rows(thread: u32, rows: vec4<u32>) -> vec4<f32> {
+// The dot products of four stored rows, without their row scales: rows x and y are of `part`, z and w of `other_part`.
+fn dot_rows(thread: u32, rows: vec4<u32>, part: u32, other_part: u32) -> vec4<f32> {
     let lane = thread % LANES;
     let r0 = row_open(rows.x);
     let r1 = row_open(rows.y);
     let r2 = row_open(rows.z);
     let r3 = row_open(rows.w);
-    let part = part_of(rows.x);
-    let other_part = part_of(rows.z);
     // A loop of one step would hide from drivers that the one inside is the hot one.
     if (STEPS == 1u) {
         return team_sum(thread, lane_dots(r0, r1, r2, r3, part, other_part, lane));

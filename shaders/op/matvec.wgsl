@@ -25,7 +25,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = team_block(group, thread) * 4u;
     let rows = rows_from(first);
     let scale = norm_scale(thread);
-    let dots = dot_rows(thread, rows);
+    let dots = dot_rows(thread, rows, part_of(rows.x), part_of(rows.z));
     if (thread % LANES != 0u || first >= params.rows) { return; }
     let i = (params.row0 + first) >> 2u;
     let offset = bias[i * params.has_bias];

@@ -23,7 +23,7 @@ const TWO_PARTS: bool = false;
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let first = team_block(group, thread) * 4u;
     let rows = rows_from(first);
-    let dots = dot_rows(thread, rows);
+    let dots = dot_rows(thread, rows, part_of(rows.x), part_of(rows.z));
     if (thread % LANES != 0u || first >= params.rows) { return; }
     let i = (params.row0 + first) >> 2u;
     let offset = bias[i * params.has_bias];

@@ -29,7 +29,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let gate_rows = min(vec2<u32>(first, second), vec2<u32>(params.part1 - 1u));
     let rows = vec4<u32>(gate_rows, gate_rows + vec2<u32>(params.part1));
     let scale = norm_scale(thread);
-    let dots = dot_rows(thread, rows);
+    let dots = dot_rows(thread, rows, 0u, 1u);
     if (thread % LANES != 0u || first >= params.part1) { return; }
     let i = params.row0 + first;
     let j = params.row0 + second;

@@ -47,7 +47,11 @@ impl Dims {
         Ok(Arch {
             arch_name: family.model_type.to_owned(),
             hidden_size: size("hidden size", self.hidden)?,
-            intermediate_size: size("intermediate size", self.inter)?,
+            intermediate_size: match family.experts {
+                // All layers may be mixtures.
+                Some(_) if self.inter == 0 => 0,
+                _ => size("intermediate size", self.inter)?,
+            },
             num_layers: layers,
             num_attention_heads: size("attention head count", self.heads)?,
             num_kv_heads: size("key-value head count", self.kv_heads)?,
@@ -100,8 +104,16 @@ pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
         Dim::DeltaHead => of(arch.linear_value_head_dim),
         Dim::One => 1,
         Dim::Taps => of(arch.linear_conv_kernel_dim),
+        Dim::Experts => arch.moe.as_ref().map_or(0, |moe| moe.num_experts),
+        Dim::ExpertInter => arch.moe.as_ref().map_or(0, |moe| moe.moe_intermediate_size),
+        Dim::SharedInter => shared_width(arch).unwrap_or(0),
     };
     length as u64
+}
+
+/// The width of the shared expert, where there is one.
+pub(super) fn shared_width(arch: &Arch) -> Option<usize> {
+    arch.moe.as_ref().and_then(|moe| moe.shared_expert_intermediate_size)
 }
 
 /// How many frequencies rotate. Errors: `UnsupportedModel` when the rotary factor does not leave whole pairs.

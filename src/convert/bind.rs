@@ -3,12 +3,15 @@
 //! Every tensor the network needs is found and has the shape the configuration says; every other one is carried, named as
 //! dropped, or refused. Knows no file format.
 
-use super::arch;
-use super::family::{EMBED, Family, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, Role, TAIL, layer_roles};
+use super::family::{
+    DENSE_PREFIX, EMBED, Family, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, ROUTER, Role, TAIL,
+    layer_roles,
+};
 use super::{Matrix, Tensor};
+use super::{arch, experts};
 use crate::container::{Arch, LayerType};
 use crate::error::{Error, Kind, Result, bail};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// How many names a message lists.
 const LISTED: usize = 5;
@@ -37,6 +40,11 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
     }
     let mut tensors = Vec::new();
     let mut missing = Vec::new();
+    // Layers that are mixtures, by prefix.
+    let mixtures = found
+        .keys()
+        .filter_map(|name| name.strip_suffix(ROUTER).map(str::to_owned));
+    let mixtures: HashSet<String> = mixtures.filter(|_| arch.moe.is_some()).collect();
     let mut take = |prefix: &str, role: &Role, tensors: &mut Vec<Tensor<'a>>| {
         let name = format!("{prefix}{}", role.name);
         let Some(wanted) = role.need.of(family) else {
@@ -63,9 +71,18 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
     for role in HEAD {
         take("", role, &mut tensors)?;
     }
+    let layer_roles = |prefix: &str, kind: LayerType| -> Vec<(String, &'static Role)> {
+        let mixture = mixtures.contains(prefix);
+        let plain = layer_roles(kind).filter(|role| !(mixture && role.name.starts_with(DENSE_PREFIX)));
+        let mut roles: Vec<_> = plain.map(|role| (prefix.to_owned(), role)).collect();
+        if mixture {
+            roles.extend(experts::roles(prefix, arch));
+        }
+        roles
+    };
     for (layer, &kind) in arch.layer_types.iter().enumerate() {
-        for role in layer_roles(kind) {
-            take(&format!("{LAYER_PREFIX}{layer}."), role, &mut tensors)?;
+        for (prefix, role) in layer_roles(&format!("{LAYER_PREFIX}{layer}."), kind) {
+            take(&prefix, role, &mut tensors)?;
         }
     }
     for role in TAIL {
@@ -78,8 +95,8 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
             take(MTP_PREFIX, role, &mut mtp)?;
         }
         for layer in 0..head.num_layers {
-            for role in layer_roles(LayerType::FullAttention) {
-                take(&format!("{MTP_PREFIX}layers.{layer}."), role, &mut mtp)?;
+            for (prefix, role) in layer_roles(&format!("{MTP_PREFIX}layers.{layer}."), LayerType::FullAttention) {
+                take(&prefix, role, &mut mtp)?;
             }
         }
         for role in MTP_TAIL {

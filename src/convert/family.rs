@@ -27,6 +27,15 @@ pub(super) enum Delta {
     Fused,
 }
 
+/// Whether the weights of the experts that a token takes are divided by their sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Renormalise {
+    /// Always; there is no key.
+    Always,
+    /// As `norm_topk_prob` says, and this when it does not.
+    AsSaid(bool),
+}
+
 /// What sets a family apart.
 #[derive(Debug)]
 pub(super) struct Family {
@@ -58,6 +67,11 @@ pub(super) struct Family {
     pub activation: HiddenAct,
     /// The sliding-window rule.
     pub window: Window,
+    /// Whether layers may be mixtures of experts, and how the weights of the chosen ones become what they are.
+    pub experts: Option<Renormalise>,
+    /// Whether the weights of chosen experts are renormalised in models of the family that were made into GGUF files, which
+    /// do not say.
+    pub gguf_renormalises: bool,
     /// The base of the rotation in sliding layers, where it is their own and nothing else scales it.
     pub local_theta: Option<f64>,
     /// What other absent configuration keys mean, where leaving them out is common.
@@ -79,6 +93,8 @@ const PLAIN: Family = Family {
     tied: false,
     activation: HiddenAct::Silu,
     window: Window::Never,
+    experts: None,
+    gguf_renormalises: false,
     local_theta: None,
     defaults: &[],
 };
@@ -104,7 +120,7 @@ const RECURRENT: Family = Family {
     ..PLAIN
 };
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 12] = [
     Family {
         gguf_interleaves_qk: true,
         ..PLAIN
@@ -135,7 +151,32 @@ const FAMILIES: [Family; 9] = [
         model_type: "qwen3_next",
         gguf: "",
         delta: Some(Delta::Fused),
+        experts: Some(Renormalise::AsSaid(true)),
         ..RECURRENT
+    },
+    Family {
+        model_type: "qwen3_5_moe_text",
+        gguf: "qwen35moe",
+        gguf_renormalises: true,
+        experts: Some(Renormalise::Always),
+        ..RECURRENT
+    },
+    Family {
+        model_type: "qwen2_moe",
+        gguf: "qwen2moe",
+        window: Window::FromMaxWindowLayers,
+        experts: Some(Renormalise::AsSaid(false)),
+        ..PLAIN
+    },
+    Family {
+        model_type: "qwen3_moe",
+        gguf: "qwen3moe",
+        qk_norm: true,
+        window: Window::FromMaxWindowLayers,
+        experts: Some(Renormalise::AsSaid(false)),
+        gguf_renormalises: true,
+        defaults: &[("head_dim", 128.0)],
+        ..PLAIN
     },
     Family {
         model_type: "gemma2",
@@ -267,6 +308,12 @@ pub(super) enum Dim {
     DeltaHead,
     One,
     Taps,
+    /// Experts of a layer.
+    Experts,
+    /// Width of an expert.
+    ExpertInter,
+    /// Width of the shared expert.
+    SharedInter,
 }
 
 /// Which families have a tensor, and whether it must be there.
@@ -295,6 +342,10 @@ pub(super) enum Need {
     Split(bool),
     /// In families whose projections are fused; the second says whether it must be there.
     Fused(bool),
+    /// In mixtures of experts.
+    Experts,
+    /// In mixtures with a shared expert.
+    Shared,
 }
 
 impl Need {
@@ -313,6 +364,9 @@ impl Need {
             Need::DeltaNorms => (!family.sandwich && family.delta.is_some(), true),
             Need::Split(required) => (!family.fused, required),
             Need::Fused(required) => (family.fused, required),
+            Need::Experts => (family.experts.is_some(), true),
+            // Whether there is one is in the dimensions.
+            Need::Shared => (family.experts.is_some(), true),
         };
         has.then_some(required)
     }
@@ -354,8 +408,8 @@ const fn rotating(name: &'static str, gguf: &'static str, shape: &'static [Dim],
 }
 
 use Dim::{
-    DeltaAll, DeltaChannels, DeltaHead, DeltaHeads, DeltaValues, Fused, Head, Hidden, Inter, KeyValue, One, Query,
-    Taps, TwoDeltaHeads, TwoHidden, TwoInter, TwoQuery, Vocab,
+    DeltaAll, DeltaChannels, DeltaHead, DeltaHeads, DeltaValues, ExpertInter, Experts, Fused, Head, Hidden, Inter,
+    KeyValue, One, Query, SharedInter, Taps, TwoDeltaHeads, TwoHidden, TwoInter, TwoQuery, Vocab,
 };
 
 /// Name of the token embedding.
@@ -556,6 +610,65 @@ pub(super) fn steers(name: &str) -> bool {
     const GATES: [&str; 3] = ["in_proj_a.weight", "in_proj_b.weight", "in_proj_ba.weight"];
     GATES.iter().any(|gate| name.ends_with(gate))
 }
+
+/// The parts of a dense feed-forward network, which a mixture has none of, begin with this.
+pub(super) const DENSE_PREFIX: &str = "mlp.";
+/// What a layer that is a mixture has, after the layer's prefix.
+pub(super) const ROUTER: &str = "mlp.gate.weight";
+
+/// A mixture of experts before its experts.
+pub(super) const MIXTURE: &[Role] = &[role(ROUTER, "ffn_gate_inp.weight", &[Experts, Hidden], Need::Experts)];
+
+/// Each expert. They are written role by role: a projection of every expert, then the next one. The GGUF name is that of all
+/// experts in one tensor.
+pub(super) const EXPERT: &[Role] = &[
+    role(
+        "gate_proj.weight",
+        "ffn_gate_exps.weight",
+        &[ExpertInter, Hidden],
+        Need::Experts,
+    ),
+    role(
+        "up_proj.weight",
+        "ffn_up_exps.weight",
+        &[ExpertInter, Hidden],
+        Need::Experts,
+    ),
+    role(
+        "down_proj.weight",
+        "ffn_down_exps.weight",
+        &[Hidden, ExpertInter],
+        Need::Experts,
+    ),
+];
+
+/// The expert that every token takes.
+pub(super) const SHARED_EXPERT: &[Role] = &[
+    role(
+        "mlp.shared_expert.gate_proj.weight",
+        "ffn_gate_shexp.weight",
+        &[SharedInter, Hidden],
+        Need::Shared,
+    ),
+    role(
+        "mlp.shared_expert.up_proj.weight",
+        "ffn_up_shexp.weight",
+        &[SharedInter, Hidden],
+        Need::Shared,
+    ),
+    role(
+        "mlp.shared_expert.down_proj.weight",
+        "ffn_down_shexp.weight",
+        &[Hidden, SharedInter],
+        Need::Shared,
+    ),
+    role(
+        "mlp.shared_expert_gate.weight",
+        "ffn_gate_inp_shexp.weight",
+        &[One, Hidden],
+        Need::Shared,
+    ),
+];
 
 /// After the layers. The output projection is optional here; a tied model does without it.
 pub(super) const TAIL: &[Role] = &[

@@ -175,6 +175,43 @@ impl<'a> Matrix<'a> {
         self
     }
 
+    /// `rows` rows from row `first` on, as a matrix of their own; of more dimensions all but the last count as rows.
+    ///
+    /// Errors: `Bounds` when there are not so many, `UnsupportedTensorType` for an encoding whose rows are not side by side.
+    pub fn rows(&self, first: usize, rows: usize) -> Result<Matrix<'a>> {
+        let reordered = [
+            self.tiled_rows.is_some(),
+            self.tiled_cols.is_some(),
+            self.interleaved.is_some(),
+        ];
+        if reordered.contains(&true) || self.negative_exponentials {
+            bail!(UnsupportedTensorType, "a tensor in another order is not taken apart");
+        }
+        let (all, cols) = self.rows_cols();
+        let row_bytes = match self.encoding.clone()? {
+            Encoding::Float(float) => cols.checked_mul(float.bytes()),
+            Encoding::Blocks(kind) => {
+                let (weights, size) = kind.block();
+                (cols / weights).checked_mul(size)
+            }
+            Encoding::Container(dtype) => bail!(UnsupportedTensorType, "rows of {} are not taken apart", dtype.name()),
+        };
+        let Origin::File(file, range) = &self.origin else {
+            bail!(UnsupportedTensorType, "a container's tensors are not taken apart")
+        };
+        let end = first.checked_add(rows).filter(|&end| end <= all);
+        let bytes = end.zip(row_bytes).and_then(|(end, row_bytes)| {
+            let start = range.start.checked_add(first.checked_mul(row_bytes)?)?;
+            Some(start..range.start.checked_add(end.checked_mul(row_bytes)?)?)
+        });
+        let Some(bytes) = bytes.filter(|bytes| bytes.end <= range.end) else {
+            return Err(past(first));
+        };
+        let mut part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.encoding.clone())?;
+        part.excess = self.excess;
+        Ok(part)
+    }
+
     /// Errors: `HashMismatch` when the source has a checksum and the bytes are not those it was made of.
     pub fn intact(&self) -> Result<()> {
         let Some(stored) = self.hash else { return Ok(()) };

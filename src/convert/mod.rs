@@ -6,6 +6,7 @@
 
 mod arch;
 mod bind;
+mod experts;
 mod family;
 mod gguf;
 mod hf;
@@ -230,7 +231,8 @@ impl<'a> Import<'a> {
 /// The type in which a tensor is written.
 fn dtype_of(tensor: &Tensor, quant: Dtype) -> Dtype {
     let wide = matches!(quant, Dtype::F32 | Dtype::Bf16);
-    let requested = if steers(&tensor.name) && !wide {
+    // A router is small, and what it gets wrong is not a little of every expert but the choice of them.
+    let requested = if (steers(&tensor.name) || experts::routes(&tensor.name)) && !wide {
         Dtype::F16
     } else if four_bit(quant) && outermost(&tensor.name) {
         Dtype::Q82f

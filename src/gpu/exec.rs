@@ -91,7 +91,7 @@ impl GpuExecutor {
                 memory::upload_vector(&mut ring, vector, to, tensors)?;
             }
             for (buffer, to) in plan.buffers.iter().zip(&buffers) {
-                memory::upload_fill(&mut ring, &buffer.fill, to)?;
+                memory::upload_fill(&mut ring, &buffer.fill, to, tensors)?;
             }
             for (matrix, to) in plan.matrices.iter().zip(&matrices) {
                 memory::upload_matrix(&mut ring, matrix, to, tensors)?;
@@ -241,6 +241,11 @@ fn workgroups(step: &RealStep, extent: Extent) -> [u32; 3] {
         Grid::Groups(groups, per_group) => [groups, columns(per_group), 1],
         Grid::Columns => [extent.columns, 1, 1],
         Grid::Blocks(kv_heads) => [extent.end.div_ceil(ATTENTION_BLOCK), kv_heads, extent.columns],
+        Grid::Slots(teams, slots) => [teams.div_ceil(step.teams), slots, 1],
+        Grid::Tiles { threads, entries, most } => {
+            let tiles = extent.columns.saturating_mul(entries).min(most);
+            [threads.div_ceil(step.threads), tiles, 1]
+        }
         Grid::One => [1, 1, 1],
     }
 }

@@ -139,14 +139,18 @@ pub fn allocate(device: &Device, matrix: &Matrix) -> Vec<SegmentBuffer> {
 
 /// Repacks and sends a matrix; each byte of its tensors is read once.
 pub fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer], tensors: &dyn Tensors) -> Result<()> {
-    let sources = sources(&matrix.parts, tensors)?;
+    let sources = sources(matrix.planes, &matrix.parts, tensors)?;
     // Pages that were read are given back as the upload goes on, so that a large tensor never is in memory as a whole.
-    let release = || matrix.parts.iter().for_each(|&id| tensors.release(id));
+    let release = |pieces: &[Piece]| {
+        let mut parts: Vec<_> = pieces.iter().map(|piece| piece.part).collect();
+        parts.dedup();
+        parts.iter().for_each(|&part| tensors.release(matrix.parts[part]));
+    };
     for (segment, to) in matrix.segments.iter().zip(buffers) {
         upload_segment(ring, segment, to, &sources, &release)?;
     }
     ring.flush()?;
-    release();
+    matrix.parts.iter().for_each(|&id| tensors.release(id));
     Ok(())
 }
 
@@ -155,7 +159,7 @@ fn upload_segment(
     segment: &Segment,
     to: &SegmentBuffer,
     sources: &[Source],
-    release: &dyn Fn(),
+    release: &dyn Fn(&[Piece]),
 ) -> Result<()> {
     let geometry = segment.geometry;
     let scale_row = geometry.scale_row_bytes();
@@ -194,7 +198,7 @@ fn upload_segment(
                 )
             })?;
         }
-        release();
+        release(&pieces);
     }
     if geometry.planes == Planes::I8Col {
         for (part, source) in sources.iter().enumerate() {
@@ -297,12 +301,19 @@ pub fn upload_vector(ring: &mut Ring, vector: &Vector, to: &wgpu::Buffer, tensor
 }
 
 /// Sends a buffer's first contents, if it has any.
-pub fn upload_fill(ring: &mut Ring, fill: &Fill, to: &wgpu::Buffer) -> Result<()> {
-    let Fill::Rope {
-        inv_freq, positions, ..
-    } = fill
-    else {
-        return Ok(());
+pub fn upload_fill(ring: &mut Ring, fill: &Fill, to: &wgpu::Buffer, tensors: &dyn Tensors) -> Result<()> {
+    let (inv_freq, positions) = match fill {
+        Fill::Zero => return Ok(()),
+        Fill::Experts { .. } => {
+            let words = fill.expert_words(tensors)?;
+            return ring.put(to, 0, words.len() * 4, |out| {
+                out.copy_from_slice(bytemuck::cast_slice(&words));
+                Ok(())
+            });
+        }
+        Fill::Rope {
+            inv_freq, positions, ..
+        } => (inv_freq, positions),
     };
     let row = inv_freq.len() * 8;
     let block = (RING_BYTES / 2 / row).max(1) as u32;

@@ -78,7 +78,7 @@ impl Bound<'_> {
     }
 
     /// 1/√(mean + eps) from sums of squares in binding `i`.
-    fn norm_scale(&self, i: usize, square_vectors: u32, inv_cols: f32, eps: f32) -> Result<f64> {
+    pub(super) fn norm_scale(&self, i: usize, square_vectors: u32, inv_cols: f32, eps: f32) -> Result<f64> {
         let squares = part(self.floats(i)?, 0, square_vectors as usize * 4, "squares")?;
         let sum: f64 = squares.iter().map(|&v| f64::from(v)).sum();
         Ok(1.0 / (sum * f64::from(inv_cols) + f64::from(eps)).sqrt())
@@ -158,9 +158,14 @@ impl Bound<'_> {
         let n = self.ctl(1)?.columns as usize;
         let gate_bias = self.bias(3, p.has_bias, p.row0, p.part1)?;
         let up_bias = self.bias(3, p.has_bias, p.bias_up + p.row0, p.part1)?;
-        let products = self.products(p.rows, p.units, 2, n)?;
-        for (c, column) in products.chunks(p.rows.max(1) as usize).enumerate() {
-            let (gate, up) = halves(column, p.rows, p.part1)?;
+        // The rows of a bank's experts may follow.
+        let rows = p.part1.saturating_mul(2);
+        if rows > p.rows {
+            bail!(Usage, "{} rows hold no pairs of {}", p.rows, p.part1);
+        }
+        let products = self.products(rows, p.units, 2, n)?;
+        for (c, column) in products.chunks(rows.max(1) as usize).enumerate() {
+            let (gate, up) = halves(column, rows, p.part1)?;
             let unit = |r: usize| activation(p.gelu, gate[r] + gate_bias[r]) * (up[r] + up_bias[r]);
             let mut y: Vec<f64> = (0..gate.len()).map(unit).collect();
             whole_vectors(&mut y);
@@ -185,7 +190,7 @@ impl Bound<'_> {
 }
 
 /// Zeros up to a multiple of 4: outputs are stored as whole vectors.
-fn whole_vectors(y: &mut Vec<f64>) {
+pub(super) fn whole_vectors(y: &mut Vec<f64>) {
     y.resize(y.len().next_multiple_of(4), 0.0);
 }
 
@@ -197,6 +202,6 @@ fn halves(products: &[f64], rows: u32, outputs: u32) -> Result<(&[f64], &[f64])>
     Ok(products.split_at(outputs as usize))
 }
 
-fn activation(gelu: u32, x: f64) -> f64 {
+pub(super) fn activation(gelu: u32, x: f64) -> f64 {
     if gelu != 0 { gelu_tanh(x) } else { silu(x) }
 }

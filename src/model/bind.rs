@@ -1,6 +1,6 @@
 //! From a header and a directory to a [`Model`]: every tensor is consumed or named as unused, every shape is checked.
 
-use super::{Activation, Attention, Ffn, GateUp, Layer, Linear, Mixer, Model, rope};
+use super::{Activation, Attention, FeedForward, Ffn, GateUp, Layer, Linear, Mixer, Model, rope};
 use crate::container::{Arch, HiddenAct, LayerType, NormStyle, TensorId, Tensors};
 use crate::error::{Result, bail};
 
@@ -110,7 +110,7 @@ pub(super) struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    fn find(&mut self, name: &str) -> Option<TensorId> {
+    pub(super) fn find(&mut self, name: &str) -> Option<TensorId> {
         let id = self.tensors.find(name)?;
         self.used[id] = true;
         Some(id)
@@ -156,19 +156,15 @@ impl Binder<'_> {
 
     fn layer(&mut self, arch: &Arch, layer: usize, ropes: usize) -> Result<Layer> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let marker = name("mlp.gate.weight");
-        if self.tensors.find(&marker).is_some() {
-            bail!(
-                UnsupportedModel,
-                "layer {layer} has a mixture of experts (tensor '{marker}'), which is not supported yet"
-            );
-        }
         let hidden = arch.hidden_size;
         let mixer = match self.delta_net(arch, layer)? {
             Some(delta_net) => Mixer::DeltaNet(delta_net),
             None => Mixer::Attention(self.attention(arch, layer, ropes)?),
         };
-        let ffn = self.ffn(layer, hidden)?;
+        let ffn = match self.tensors.find(&name("mlp.gate.weight")) {
+            Some(_) => FeedForward::Moe(self.moe(arch, layer)?),
+            None => FeedForward::Dense(self.ffn(&name("mlp"), hidden)?),
+        };
         let attn_norm = self.vector(&name("input_layernorm.weight"), hidden)?;
         // With norms on both sides of a block, `post_attention_layernorm` is what its name says; without, it precedes the
         // feed-forward network.
@@ -249,8 +245,9 @@ impl Binder<'_> {
         Ok(attention)
     }
 
-    fn ffn(&mut self, layer: usize, hidden: usize) -> Result<Ffn> {
-        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+    /// The gated network whose tensors' names begin with `prefix`.
+    pub(super) fn ffn(&mut self, prefix: &str, hidden: usize) -> Result<Ffn> {
+        let name = |part: &str| format!("{prefix}.{part}");
         let rows = |tensor: &str| {
             self.tensors
                 .find(tensor)

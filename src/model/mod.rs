@@ -4,6 +4,7 @@
 
 mod bind;
 mod delta_net;
+mod experts;
 mod rope;
 
 pub use bind::bind;
@@ -168,6 +169,39 @@ pub struct Ffn {
     pub down: Linear,
 }
 
+/// A mixture of feed-forward networks: Σ weight · expert(x) over the `top_k` experts that the router ranks highest, plus the
+/// shared expert.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moe {
+    /// Logits of the experts, `[experts, hidden]`.
+    pub router: Linear,
+    /// Added to an expert's score for ranking only, one element an expert.
+    pub expert_bias: Option<TensorId>,
+    /// The experts, all of one width; their weights may differ in type.
+    pub experts: Vec<Ffn>,
+    /// The expert that every token takes.
+    pub shared: Option<Ffn>,
+    /// Logit of the shared expert's weight, `[1, hidden]`; the weight is 1 without it.
+    pub shared_gate: Option<Linear>,
+    /// Experts a token takes, at most as many as there are.
+    pub top_k: usize,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub renormalise: bool,
+    /// Scores are a sigmoid of each logit instead of one softmax.
+    pub sigmoid: bool,
+    /// Factor of the chosen experts' weights.
+    pub scale: f32,
+}
+
+/// What follows the mixer in a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeedForward {
+    /// One network.
+    Dense(Ffn),
+    /// A router and its experts.
+    Moe(Moe),
+}
+
 /// One decoder layer: h += mixer(norm(h)); h += ffn(norm(h)); some networks normalise what is added, too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
@@ -179,8 +213,8 @@ pub struct Layer {
     pub attn_post_norm: Option<TensorId>,
     /// RMSNorm weight before the feed-forward network.
     pub ffn_norm: TensorId,
-    /// The feed-forward network.
-    pub ffn: Ffn,
+    /// The feed-forward network or networks.
+    pub ffn: FeedForward,
     /// RMSNorm weight of what the feed-forward network adds.
     pub ffn_post_norm: Option<TensorId>,
 }

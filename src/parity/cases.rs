@@ -3,6 +3,10 @@
 //! Dimensions are chosen for what goes wrong: single rows, tails of a vector of 4, of a team and of a tile, positions on both
 //! sides of an attention block's end, folded grids.
 
+mod moe;
+
+pub(super) use moe::{Moe, MoePart};
+
 use super::{Case, Tolerance};
 use crate::dtype::Dtype;
 use crate::dtype::planes::Planes;
@@ -18,6 +22,7 @@ pub(super) enum Spec {
     Rope(Rope),
     Attention(Attention),
     DeltaNet(DeltaNet),
+    Moe(Moe),
     Sample(Sample),
 }
 
@@ -215,6 +220,7 @@ pub fn cases() -> Vec<Case> {
     table.rope();
     table.attention();
     table.delta_net();
+    table.moe();
     table.sample();
     table.cases
 }

@@ -154,6 +154,9 @@ fn tolerance(step: &Step, kind: Elements) -> Tolerance {
         (Op::Norm(_) | Op::AddNorm(_) | Op::Matvec(_) | Op::MatvecAdd(_), _) => Tolerance::Summed,
         (Op::Matmul(_) | Op::MatmulAdd(_) | Op::Rope(_) | Op::Sample(_), _) => Tolerance::Summed,
         (Op::MatvecGlu(_) | Op::MatmulGlu(_) | Op::Glu(_) | Op::Cap(_), _) => Tolerance::Exponential,
+        (Op::MoeGlu(_) | Op::MoeRoute(_) | Op::MoeMatmulGlu(_), _) => Tolerance::Exponential,
+        (Op::MoeDown(_) | Op::MoeMatmul(_) | Op::MoeCombine(_), _) => Tolerance::Summed,
+        (Op::MoeLists(_), _) => Tolerance::Exact,
         (Op::AttnBlock(_) | Op::AttnMerge(_) | Op::AttnChunk(_) | Op::DeltaNet(_), _) => Tolerance::Exponential,
     }
 }

@@ -3,6 +3,7 @@
 mod attention;
 mod delta_net;
 mod linear;
+mod moe;
 mod random;
 mod sample;
 
@@ -98,6 +99,7 @@ impl Spec {
             Spec::Rope(spec) => maker.rope(spec)?,
             Spec::Attention(spec) => maker.attention(spec)?,
             Spec::DeltaNet(spec) => maker.delta_net(spec)?,
+            Spec::Moe(spec) => maker.moe(spec, max_binding)?,
             Spec::Sample(spec) => maker.sample(spec)?,
         };
         let program = Program {

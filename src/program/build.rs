@@ -3,12 +3,12 @@
 use super::delta_net::projected;
 use super::walk::{Mode, Scratch, Walk};
 use super::{ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, Matrix, MatrixId, Piece, Plan, Program, Stacking, Vector};
-use super::{VectorId, weights};
+use super::{VectorId, moe, weights};
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::kernel::Kv;
-use crate::model::{GateUp, Layer, Linear, Mixer, Model};
+use crate::model::{FeedForward, GateUp, Layer, Linear, Mixer, Model};
 use crate::sampling;
 
 /// What the device and the caller decide about a plan.
@@ -47,6 +47,7 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     };
     let logits = b.columns("decode.logits", model.vocab, 1)?;
     let [decode, prefill] = b.scratch(model)?;
+    let moe_scratch = moe::scratch(&mut b, model)?;
     let mut ropes = Vec::new();
     for (i, rope) in model.ropes.iter().enumerate() {
         let bytes = rope.inv_freq.len() as u64 * 8 * u64::from(options.ctx);
@@ -67,6 +68,7 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     let none = b.vector("none".into(), vec![Piece { tensor: None, len: 32 }], 0.0);
 
     let mut walk = Walk::new(b, model, fixed, ropes, none, [decode, prefill]);
+    walk.moe = moe_scratch;
     walk.embed(Mode::Decode, embed, fixed.ctl);
     walk.embed(Mode::Prefill, embed, fixed.tokens);
     let norm_of = |layer: Option<&Layer>| layer.map_or(model.final_norm, |layer| layer.attn_norm);
@@ -157,7 +159,10 @@ impl Builder<'_> {
             Mixer::DeltaNet(net) => [0, projected(net), net.o.cols],
         };
         let [heads, qkv, attn] = [0, 1, 2].map(|i| widest(&|layer| mixer(layer)[i]));
-        let act = widest(&|layer| layer.ffn.down.cols);
+        let act = widest(&|layer| match &layer.ffn {
+            FeedForward::Dense(ffn) => ffn.down.cols,
+            FeedForward::Moe(moe) => moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols),
+        });
         let post_norms = model
             .layers
             .iter()
@@ -193,9 +198,12 @@ impl Builder<'_> {
 
     /// Whether a layer's gate and up projections have different device layouts, so that no kernel does both.
     pub(super) fn gate_up_apart(&self, layer: &Layer) -> Result<bool> {
-        match &layer.ffn.gate_up {
-            GateUp::Split(gate, up) => Ok(self.planes(gate.weight)? != self.planes(up.weight)?),
-            GateUp::Fused(_) => Ok(false),
+        match &layer.ffn {
+            FeedForward::Dense(ffn) => match &ffn.gate_up {
+                GateUp::Split(gate, up) => Ok(self.planes(gate.weight)? != self.planes(up.weight)?),
+                GateUp::Fused(_) => Ok(false),
+            },
+            FeedForward::Moe(_) => Ok(false),
         }
     }
 
@@ -255,7 +263,11 @@ impl Builder<'_> {
 
     pub(super) fn matrix(&mut self, label: String, parts: &[TensorId], stacking: Stacking) -> Result<MatrixId> {
         let matrix = Matrix::stack(label, parts, stacking, self.tensors, self.options.max_binding)?;
+        Ok(self.add_matrix(matrix))
+    }
+
+    pub(super) fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
         self.matrices.push(matrix);
-        Ok(self.matrices.len() - 1)
+        self.matrices.len() - 1
     }
 }

@@ -4,13 +4,19 @@ use super::walk::{Mode, Source, Walk};
 use super::{Bind, Matrix, Piece, Stacking, VectorId};
 use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
-use crate::model::{Activation, GateUp, Layer, Linear};
+use crate::model::{Activation, FeedForward, Ffn, GateUp, Layer, Linear};
 
 impl Walk<'_> {
     /// Both modes of h += ffn(norm(h)).
     pub(super) fn ffn(&mut self, number: usize, layer: &Layer, norm: VectorId, next_norm: VectorId) -> Result<()> {
+        match &layer.ffn {
+            FeedForward::Dense(ffn) => self.dense(number, layer, ffn, norm, next_norm),
+            FeedForward::Moe(moe) => self.moe(number, layer, moe, norm, next_norm),
+        }
+    }
+
+    fn dense(&mut self, number: usize, layer: &Layer, ffn: &Ffn, norm: VectorId, next_norm: VectorId) -> Result<()> {
         let name = |part: &str| format!("layer.{number:02}.ffn.{part}");
-        let ffn = &layer.ffn;
         let width = ffn.down.cols;
         // The up biases begin at a whole vector.
         let bias_up = width.next_multiple_of(4);

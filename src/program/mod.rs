@@ -4,16 +4,19 @@
 //! wgpu types here, and nothing that changes from token to token: that lives in the `ctl` buffer, which kernels write.
 
 mod attention;
+mod bank;
 mod build;
 mod delta_net;
 mod ffn;
+mod moe;
 mod walk;
 mod weights;
 
+pub use bank::{ABSENT, Slice};
 pub use build::{PlanOptions, plan};
 pub use weights::sources;
 
-use crate::container::TensorId;
+use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::{Geometry, Planes};
 use crate::error::Result;
 use crate::kernel::{Access, Kv, Op};
@@ -43,6 +46,15 @@ pub enum Fill {
         /// How many positions.
         positions: u32,
     },
+    /// What a layer's experts have in common, and the place of each in a bank: see `shaders/lib/experts.wgsl`.
+    Experts {
+        /// The words before the experts.
+        header: [u32; 8],
+        /// The place of each expert, or [`ABSENT`].
+        places: Vec<u32>,
+        /// What is added to their scores for ranking.
+        bias: Option<TensorId>,
+    },
 }
 
 impl Fill {
@@ -60,6 +72,25 @@ impl Fill {
             ]
         };
         inv_freq.iter().flat_map(pair).collect()
+    }
+
+    /// The table of experts; empty for anything else. Errors: what the bias has wrong with it.
+    pub fn expert_words(&self, tensors: &dyn Tensors) -> Result<Vec<u32>> {
+        let Fill::Experts { header, places, bias } = self else {
+            return Ok(Vec::new());
+        };
+        let vector = Vector {
+            label: String::new(),
+            pieces: vec![Piece {
+                tensor: *bias,
+                len: places.len(),
+            }],
+            add: 0.0,
+        };
+        let biases = vector.values(tensors)?;
+        let experts = places.iter().zip(&biases);
+        let experts = experts.flat_map(|(&place, bias)| [place, bias.to_bits()]);
+        Ok(header.iter().copied().chain(experts).collect())
     }
 }
 
@@ -177,6 +208,17 @@ pub enum Grid {
     Columns,
     /// The run's attention blocks × so many key-value heads × columns.
     Blocks(u32),
+    /// So many teams for each of so many slots.
+    Slots(u32, u32),
+    /// So many threads for each tile of grouped columns: as many as each column has entries, but at most so many.
+    Tiles {
+        /// Threads.
+        threads: u32,
+        /// Entries of a column.
+        entries: u32,
+        /// Tiles there is room for.
+        most: u32,
+    },
     /// One workgroup.
     One,
 }
@@ -201,7 +243,25 @@ impl Grid {
             Op::AttnMerge(p) => Grid::Threads(p.heads * p.head_vectors, 1),
             Op::AttnChunk(p) => Grid::Groups(p.heads, 4),
             Op::DeltaNet(p) => Grid::Groups(p.value_heads, 0),
-            Op::Sample(_) => Grid::One,
+            Op::MoeGlu(p) => {
+                let pairs = p.outputs.div_ceil(2);
+                let shared = p.shared_outputs.div_ceil(2 * pairs.max(1));
+                Grid::Slots(pairs, p.first_shared + shared)
+            }
+            Op::MoeDown(p) => Grid::Teams(p.outputs.div_ceil(4)),
+            Op::MoeRoute(_) => Grid::Columns,
+            Op::MoeMatmulGlu(p) => Grid::Tiles {
+                threads: p.outputs.div_ceil(4),
+                entries: p.x_entries,
+                most: p.tiles,
+            },
+            Op::MoeMatmul(p) => Grid::Tiles {
+                threads: p.outputs.div_ceil(4),
+                entries: p.top_k,
+                most: p.tiles,
+            },
+            Op::MoeCombine(p) => Grid::Threads(p.vectors, 1),
+            Op::MoeLists(_) | Op::Sample(_) => Grid::One,
         }
     }
 }
@@ -326,7 +386,8 @@ impl Plan {
         self.buffers.iter().map(|buffer| buffer.bytes).sum()
     }
 
-    /// Bytes of weights that one run of a program with one column reads: whole matrices, one row of the embedding.
+    /// Bytes of weights that one run of a program with one column reads: whole matrices, one row of the embedding, and of
+    /// a bank as many experts as a token takes (where a layer has several banks, as many of each as there can be).
     pub fn weight_bytes_read(&self, which: Which) -> u64 {
         let mut bytes = 0;
         for step in &self.program(which).steps {
@@ -334,9 +395,17 @@ impl Plan {
                 bytes += match *bind {
                     Bind::Weight(matrix, segment) => {
                         let geometry = self.matrices[matrix].segments[segment].geometry;
-                        match step.op {
+                        let whole = geometry.data_bytes();
+                        // So many rows, each with its share of what all rows have in common.
+                        let rows = |rows: u32| (whole as u128 * u128::from(rows) / geometry.rows.max(1) as u128) as u64;
+                        match &step.op {
                             Op::Embed(_) => geometry.row_bytes() as u64,
-                            _ => geometry.data_bytes(),
+                            Op::MoeGlu(p) => rows(2 * (p.shared_outputs + p.first_shared.min(p.placed) * p.outputs)),
+                            Op::MoeDown(p) => rows(p.slots.min(p.rows / p.outputs.max(1)) * p.outputs),
+                            Op::MoeMatmulGlu(p) => rows(2 * p.x_entries.min(p.placed) * p.outputs),
+                            Op::MoeMatmul(p) => rows(p.top_k.min(p.rows / p.outputs.max(1)) * p.outputs),
+                            Op::MatmulGlu(p) => rows((2 * p.part1).min(p.rows)),
+                            _ => whole,
                         }
                     }
                     Bind::Vector(vector) => self.vectors[vector].padded_len() as u64 * 4,

@@ -1,6 +1,7 @@
 //! The steps that every layer is made of, each written for decode (one column) and prefill (a chunk) side by side.
 
 use super::build::Builder;
+use super::moe::MoeScratch;
 use super::{Bind, BufferId, Fixed, Grid, Matrix, MatrixId, Piece, Program, Stacking, Step, VectorId};
 use crate::container::TensorId;
 use crate::dtype::planes::Planes;
@@ -61,7 +62,9 @@ pub(super) struct Walk<'a> {
     /// Whether `decode.x` is normalised already, instead of leaving that to its reader and the squares.
     pub(super) decode_normed: bool,
     /// Whether `prefill.x` is normalised already.
-    prefill_normed: bool,
+    pub(super) prefill_normed: bool,
+    /// Buffers of mixtures of experts, where the network has any.
+    pub(super) moe: Option<MoeScratch>,
     programs: [Program; 2],
 }
 
@@ -84,6 +87,7 @@ impl<'a> Walk<'a> {
             prefill,
             decode_normed: false,
             prefill_normed: false,
+            moe: None,
             programs: Default::default(),
         }
     }
@@ -283,35 +287,16 @@ impl<'a> Walk<'a> {
     }
 
     fn add(&mut self, label: &str, matrix: MatrixId, bias: Option<VectorId>, x: [BufferId; 2], next_norm: VectorId) {
+        self.matvec_add(label, matrix, bias, x[0], next_norm);
         let has_bias = u32::from(bias.is_some());
         let bias = Bind::Vector(bias.unwrap_or(self.none));
         let Matrix { planes, segments, .. } = self.b.matrices[matrix].clone();
         for (i, segment) in segments.iter().enumerate() {
-            let (rows, units) = (segment.geometry.rows as u32, segment.geometry.units() as u32);
             let [_, part1, part2] = segment.part_rows;
-            let row0 = segment.row0;
-            let op = Op::MatvecAdd(kernel::MatvecAdd {
-                rows,
-                units,
-                row0,
-                part1,
-                part2,
-                has_bias,
-            });
-            let bindings = vec![
-                Bind::Weight(matrix, i),
-                Bind::Buffer(x[0]),
-                bias,
-                Bind::Vector(next_norm),
-                Bind::Buffer(self.decode.h),
-                Bind::Buffer(self.decode.x),
-                Bind::Buffer(self.decode.squares),
-            ];
-            self.push(Mode::Decode, label, op, Some(planes), bindings);
             let op = Op::MatmulAdd(kernel::MatmulAdd {
-                rows,
-                units,
-                row0,
+                rows: segment.geometry.rows as u32,
+                units: segment.geometry.units() as u32,
+                row0: segment.row0,
                 part1,
                 part2,
                 y_stride: Self::vectors_of(self.model.hidden),
@@ -328,6 +313,41 @@ impl<'a> Walk<'a> {
         }
         self.decode_normed = false;
         self.prefill_normed = false;
+    }
+
+    /// h += linear(x) for one column, readied for `next_norm`.
+    pub(super) fn matvec_add(
+        &mut self,
+        label: &str,
+        matrix: MatrixId,
+        bias: Option<VectorId>,
+        x: BufferId,
+        next_norm: VectorId,
+    ) {
+        let has_bias = u32::from(bias.is_some());
+        let bias = Bind::Vector(bias.unwrap_or(self.none));
+        let Matrix { planes, segments, .. } = self.b.matrices[matrix].clone();
+        for (i, segment) in segments.iter().enumerate() {
+            let [_, part1, part2] = segment.part_rows;
+            let op = Op::MatvecAdd(kernel::MatvecAdd {
+                rows: segment.geometry.rows as u32,
+                units: segment.geometry.units() as u32,
+                row0: segment.row0,
+                part1,
+                part2,
+                has_bias,
+            });
+            let bindings = vec![
+                Bind::Weight(matrix, i),
+                Bind::Buffer(x),
+                bias,
+                Bind::Vector(next_norm),
+                Bind::Buffer(self.decode.h),
+                Bind::Buffer(self.decode.x),
+                Bind::Buffer(self.decode.squares),
+            ];
+            self.push(Mode::Decode, label, op, Some(planes), bindings);
+        }
     }
 
     fn add_norm(&mut self, label: &str, post_norm: VectorId, next_norm: VectorId) {

@@ -36,7 +36,7 @@ impl Matrix {
         };
         // Only families whose rows vary make the plan look at what tensors hold.
         let sources = match planes.varies() {
-            true => sources(parts, tensors)?,
+            true => sources(planes, parts, tensors)?,
             false => Vec::new(),
         };
         let segment = |here: Range<usize>| {
@@ -126,11 +126,11 @@ fn runs(shapes: &[(usize, usize)], stacking: Stacking, outputs: usize, here: Ran
 }
 
 /// Stacked tensors, ready to be repacked. Errors: what their payloads have wrong with them, with the tensor's name.
-pub fn sources<'a>(parts: &[TensorId], tensors: &'a dyn Tensors) -> Result<Vec<Source<'a>>> {
+pub fn sources<'a>(planes: Planes, parts: &[TensorId], tensors: &'a dyn Tensors) -> Result<Vec<Source<'a>>> {
     let open = |&id: &TensorId| {
         let info = &tensors.infos()[id];
         let (rows, cols) = info.rows_cols();
-        Source::open(info.dtype, tensors.bytes(id)?, rows, cols)
+        Source::open_in(planes, info.dtype, tensors.bytes(id)?, rows, cols)
             .map_err(|err| err.context(format!("tensor '{}'", info.name)))
     };
     parts.iter().map(open).collect()

@@ -294,6 +294,8 @@ pub fn gguf_of(model: &str) -> Gguf {
     let arch = match config["model_type"].as_str().unwrap() {
         "mistral" => "llama",
         "gemma3_text" => "gemma3",
+        "qwen2_moe" => "qwen2moe",
+        "qwen3_moe" => "qwen3moe",
         other => other,
     };
     let number = |key: &str| config[key].as_u64().unwrap();

@@ -178,4 +178,4 @@ macro_rules! models {
     };
 }
 models!(llama_tied llama_untied llama3_rope llama_bias qwen2 qwen3 qwen3_yarn qwen3_mtp mistral_swa gemma2 gemma3 phi3 phi3_longrope
-    qwen3_5 qwen3_5_hub);
+    qwen3_5 qwen3_5_hub qwen2_moe qwen3_moe qwen3_next qwen3_5_moe qwen3_5_moe_hub);

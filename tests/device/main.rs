@@ -1,5 +1,6 @@
 //! What needs a device: kernels, programs and whole models. A test that finds no adapter fails; software Vulkan counts.
 
+mod experts;
 #[path = "../golden/mod.rs"]
 mod golden;
 mod goldens;

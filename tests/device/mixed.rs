@@ -34,6 +34,7 @@ fn recoded(name: &str, choose: impl Fn(&str) -> Dtype, kv: Kv) -> Subject {
         kv,
         max_binding: crate::device().max_binding(),
         all_logits: true,
+        drafts: 0,
     };
     let model = bind(&container.header().arch, &*tensors).unwrap();
     let plan = Arc::new(plan(&model, &*tensors, &options).unwrap());

@@ -112,7 +112,10 @@ fn subgroups_and_workgroup_memory_give_the_same_bits() {
         Team::Tree,
         "the adapter has no subgroups of one size: nothing to compare"
     );
-    same_bits(&base, &tree, |case| case.kind().starts_with("matvec"));
+    let teams = ["matvec", "moe_glu", "moe_down"];
+    same_bits(&base, &tree, |case| {
+        teams.iter().any(|kernel| case.kind().starts_with(kernel))
+    });
 }
 
 #[test]
@@ -316,6 +319,13 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "attn_merge 9/3 heads of 64 window 8",
         "attn_chunk.f32 9/3 heads of 64 softcap",
         "delta_net 2/6 heads of 20x12 taps 4 states 2",
+        "moe_glu.q8_2f 24x96 3 of 8",
+        "moe_down.q4tp 24x96 3 of 8",
+        "moe_route 8 of 127",
+        "moe_lists 8 of 127",
+        "moe_matmul_glu.q4_tiled 24x96 3 of 8",
+        "moe_matmul.q8_row 24x96 3 of 8",
+        "moe_combine 4 of 60",
         "sample 257 spread",
     ] {
         let case = case(name);
@@ -339,6 +349,13 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::AttnMerge(p) => p.window = 0,
             Op::AttnChunk(p) => p.softcap *= 1.001,
             Op::DeltaNet(p) => p.eps = 0.0,
+            Op::MoeGlu(p) => p.placed -= 1,
+            Op::MoeDown(p) => p.slots -= 1,
+            Op::MoeRoute(p) => p.shared_expert = 0,
+            Op::MoeLists(p) => p.tiles -= 1,
+            Op::MoeMatmulGlu(p) => p.x_entries = 1,
+            Op::MoeMatmul(p) => p.y_stride -= 1,
+            Op::MoeCombine(p) => p.top_k -= 1,
             Op::Sample(p) => p.vocab /= 2,
         }
         changed.insert(step.op.kernel().stem());

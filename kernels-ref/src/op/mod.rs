@@ -10,3 +10,4 @@ pub mod glu;
 pub mod linear;
 pub mod rms_norm;
 pub mod rope;
+pub mod route;

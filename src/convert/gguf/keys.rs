@@ -3,10 +3,11 @@
 //! Knows names and types of keys, not what follows from them.
 
 use crate::container::gguf::Metadata;
+use crate::convert::family::Family;
 use crate::error::{Error, Kind, Result, bail};
 
 /// Hyperparameters, after the architecture's prefix, that are read below or say nothing new.
-const KNOWN: [&str; 34] = [
+const KNOWN: [&str; 39] = [
     "block_count",
     "context_length",
     "embedding_length",
@@ -40,6 +41,11 @@ const KNOWN: [&str; 34] = [
     "vocab_size",
     "expert_count",
     "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "expert_gating_func",
     "tensor_data_layout",
 ];
 
@@ -57,7 +63,7 @@ impl Keys<'_> {
 
     /// `also` are known in the family at hand. Errors: `UnsupportedModel` with a hyperparameter that is not known or says
     /// what cannot be honoured.
-    pub fn refuse_unknown(&self, also: &[&str]) -> Result<()> {
+    pub fn refuse_unknown(&self, family: &Family, also: &[&str]) -> Result<()> {
         let own = self
             .metadata
             .keys()
@@ -71,8 +77,10 @@ impl Keys<'_> {
                 self.full(key)
             );
         }
-        for key in ["expert_count", "expert_used_count"] {
-            self.same(key, 0)?;
+        if family.experts.is_none() {
+            for key in ["expert_count", "expert_used_count"] {
+                self.same(key, 0)?;
+            }
         }
         if self.metadata.bool(&self.full("attention.causal"))? == Some(false) {
             bail!(

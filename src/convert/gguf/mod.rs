@@ -8,8 +8,10 @@ mod network;
 mod parts;
 
 use super::bind::{Found, bind};
-use super::family::{Family, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MTP_PREFIX, Role, TAIL};
-use super::{Encoding, Import, Matrix, Model, tokenizer};
+use super::family::{
+    EXPERT, Family, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, MTP_PREFIX, Role, SHARED_EXPERT, TAIL,
+};
+use super::{Encoding, Import, Matrix, Model, experts, tokenizer};
 use crate::container::gguf::Metadata;
 use crate::container::{Arch, NormStyle};
 use crate::error::{Result, bail};
@@ -58,10 +60,11 @@ impl Source {
                 Family::gguf_names()
             );
         };
-        keys.refuse_unknown(if family.delta.is_some() { &delta::KEYS } else { &[] })?;
+        keys.refuse_unknown(family, if family.delta.is_some() { &delta::KEYS } else { &[] })?;
         let mut notes = Vec::new();
         let mut arch = network::read(&self.0, &keys, family, &mut notes)?;
-        let found = self.tensors(family, &arch)?;
+        let mut found = self.tensors(family, &arch)?;
+        experts::take_apart(&mut found, &arch)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.notes.extend(notes);
         let tokens = tokenizer::read(metadata, self.0.bytes())?;
@@ -106,6 +109,10 @@ impl Source {
             let mut matrix = Matrix::in_file(tensor.shape.clone(), file, tensor.range.clone(), encoding)?;
             if family.gguf_interleaves_qk && role.is_some_and(|role| role.rotates) {
                 matrix = matrix.interleaved(arch.head_dim)?;
+            }
+            // Some files have the one row as a vector.
+            if role.is_some_and(|role| experts::routes(role.name)) {
+                matrix = matrix.one_row();
             }
             // 1+w becomes w again, not a norm of the other style: f16 has room for every bit of a small w, not of 1+w.
             if family.norm_style == NormStyle::Gemma && role.is_some_and(|role| of_norm_style(role.name)) {
@@ -160,7 +167,13 @@ fn container_name(family: &Family, name: &str) -> Option<(String, &'static Role)
     {
         // Only the spelling that a number has: two names of one tensor would hide a duplicate.
         let number = layer.parse::<u64>().ok().filter(|number| number.to_string() == layer)?;
-        let role = of(LAYER, rest)?;
+        // The layer's experts in one tensor; they are taken apart later.
+        if let Some(role) = of(EXPERT, rest) {
+            return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.{}", role.name), role));
+        }
+        let role = of(LAYER, rest)
+            .or_else(|| of(MIXTURE, rest))
+            .or_else(|| of(SHARED_EXPERT, rest))?;
         return Some((format!("{LAYER_PREFIX}{number}.{}", role.name), role));
     }
     let role = of(HEAD, name).or_else(|| of(TAIL, name))?;

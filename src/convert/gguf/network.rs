@@ -6,7 +6,7 @@ use super::delta;
 use super::keys::Keys;
 use super::parts::Parts;
 use crate::container::gguf::shortest;
-use crate::container::{Arch, LayerType, Yarn};
+use crate::container::{Arch, LayerType, Moe, Yarn};
 use crate::convert::LM_HEAD;
 use crate::convert::arch::{Dims, frequencies, slides, windows};
 use crate::convert::family::{Family, HEAD, TAIL, Window};
@@ -57,7 +57,10 @@ pub(super) fn read(parts: &Parts, keys: &Keys, family: &Family, notes: &mut Vec<
         heads,
         head_dim,
         vocab,
-        inter: keys.count("feed_forward_length")?,
+        inter: match family.experts {
+            Some(_) => keys.unsigned("feed_forward_length")?.unwrap_or(0),
+            None => keys.count("feed_forward_length")?,
+        },
         layers: keys
             .count("block_count")?
             .saturating_sub(delta::extra_blocks(keys, family)?),
@@ -81,9 +84,51 @@ pub(super) fn read(parts: &Parts, keys: &Keys, family: &Family, notes: &mut Vec<
         arch.query_pre_attn_scalar = Some(scalar);
     }
     delta::read(keys, family, &mut arch)?;
+    arch.moe = experts(parts, keys, family)?;
     layer_types(parts, keys, family, &mut arch)?;
     rotation(parts, keys, family, &mut arch, notes)?;
     Ok(arch)
+}
+
+/// The mixture of experts, in families that have one. Widths that older files leave out are those of the tensors.
+fn experts(parts: &Parts, keys: &Keys, family: &Family) -> Result<Option<Moe>> {
+    if family.experts.is_none() {
+        return Ok(None);
+    }
+    // The second to last dimension of the first tensor with this name after its layer's prefix.
+    let width_of = |suffix: &str| {
+        let mut named = parts.tensors().filter(|(_, tensor)| tensor.name.ends_with(suffix));
+        let (_, tensor) = named.next()?;
+        let rows = tensor.shape.iter().rev().nth(1).copied()?;
+        usize::try_from(rows).ok()
+    };
+    let size = |key: &str, tensor: &str| -> Result<Option<usize>> { Ok(keys.size(key)?.or_else(|| width_of(tensor))) };
+    let inter = size("expert_feed_forward_length", ".ffn_gate_exps.weight")?;
+    let shared = size("expert_shared_feed_forward_length", ".ffn_gate_shexp.weight")?;
+    let count = |key: &str| keys.size(key).and_then(|value| keys.need(key, value));
+    // 1 is softmax; where nothing is said, too.
+    keys.same("expert_gating_func", 1)?;
+    if let Some(scale) = keys
+        .float("expert_weights_scale")?
+        .filter(|&scale| scale != 0.0 && scale != 1.0)
+    {
+        bail!(
+            UnsupportedModel,
+            "metadata key '{}' is {scale}; the experts of {} are not scaled",
+            keys.full("expert_weights_scale"),
+            family.model_type
+        );
+    }
+    let said = keys.metadata.bool(&keys.full("expert_weights_norm"))?;
+    Ok(Some(Moe {
+        num_experts: count("expert_count")?,
+        top_k: count("expert_used_count")?,
+        moe_intermediate_size: keys.need("expert_feed_forward_length", inter)?,
+        norm_topk_prob: said.unwrap_or(family.gguf_renormalises),
+        shared_expert_intermediate_size: shared.filter(|&width| width > 0),
+        router_sigmoid: false,
+        routed_scaling_factor: 1.0,
+    }))
 }
 
 fn layer_types(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {

@@ -3,9 +3,9 @@
 //! Knows the keys of Hugging Face configurations and refuses by name those whose meaning it cannot keep. Knows no tensors.
 
 use super::super::arch::{Dims, frequencies, recurring, slides, windows};
-use super::super::family::{Family, Window};
+use super::super::family::{Family, Renormalise, Window};
 use super::super::rope::{self, Llama3};
-use crate::container::{Arch, HiddenAct, LayerType, Mtp, Yarn};
+use crate::container::{Arch, HiddenAct, LayerType, Moe, Mtp, Yarn};
 use crate::error::{Error, Kind, Result, bail};
 use serde_json::{Map, Value};
 
@@ -106,6 +106,8 @@ fn brief(value: &Value) -> String {
 pub(super) struct Config {
     pub family: &'static Family,
     pub arch: Arch,
+    /// For each layer, whether it is a mixture of experts.
+    pub mixtures: Vec<bool>,
     /// The language model sits inside a larger one, whose tensors carry other prefixes.
     pub nested: bool,
     pub notes: Vec<String>,
@@ -163,7 +165,11 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
         hidden,
         heads,
         head_dim,
-        inter: count("intermediate_size")?,
+        inter: match (family.experts, keys.unsigned("intermediate_size")?) {
+            // All layers may be mixtures.
+            (Some(_), None) => 0,
+            (_, inter) => keys.need("intermediate_size", inter)?,
+        },
         layers: count("num_hidden_layers")?,
         kv_heads: keys.unsigned("num_key_value_heads")?.unwrap_or(heads),
         vocab: count("vocab_size")?,
@@ -187,15 +193,73 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
     arch.final_logit_softcapping = keys.float("final_logit_softcapping")?;
     arch.mtp = mtp(&keys)?;
     linear_attention(&keys, family, &mut arch)?;
+    arch.moe = experts(&keys, family)?;
+    let mixtures = mixtures(&keys, &arch)?;
+    if !mixtures.contains(&true) {
+        arch.moe = None;
+    }
     layer_types(&keys, family, &mut arch)?;
     let mut notes = Vec::new();
     rotation(&keys, family, &mut arch, &mut notes)?;
     Ok(Config {
         family,
         arch,
+        mixtures,
         nested: text.is_some(),
         notes,
     })
+}
+
+/// The mixture of experts, in families that have one.
+fn experts(keys: &Keys, family: &Family) -> Result<Option<Moe>> {
+    let said = keys.unsigned("num_experts")?;
+    let Some(renormalise) = family.experts else {
+        if let Some(count) = said.filter(|&count| count > 0) {
+            bail!(
+                UnsupportedModel,
+                "config key 'num_experts' is {count}; {} models have no experts",
+                family.model_type
+            );
+        }
+        return Ok(None);
+    };
+    // A family of mixtures may have a dense member.
+    if said == Some(0) {
+        return Ok(None);
+    }
+    let size = |key: &str| keys.size(key).and_then(|value| keys.need(key, value));
+    let num_experts = match keys.size("num_local_experts")? {
+        Some(count) => count,
+        None => size("num_experts")?,
+    };
+    let said = keys.bool("norm_topk_prob")?;
+    Ok(Some(Moe {
+        num_experts,
+        top_k: size("num_experts_per_tok")?,
+        moe_intermediate_size: size("moe_intermediate_size")?,
+        norm_topk_prob: match renormalise {
+            Renormalise::Always => true,
+            Renormalise::AsSaid(otherwise) => said.unwrap_or(otherwise),
+        },
+        shared_expert_intermediate_size: keys.size("shared_expert_intermediate_size")?.filter(|&width| width > 0),
+        router_sigmoid: false,
+        routed_scaling_factor: 1.0,
+    }))
+}
+
+/// Which layers are mixtures: every `decoder_sparse_step`-th but those in `mlp_only_layers`.
+fn mixtures(keys: &Keys, arch: &Arch) -> Result<Vec<bool>> {
+    if arch.moe.is_none() {
+        return Ok(vec![false; arch.num_layers]);
+    }
+    let step = keys.size("decoder_sparse_step")?.unwrap_or(1);
+    let wanted = "a list of layer numbers";
+    let list = keys.typed("mlp_only_layers", wanted, |value| {
+        value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<_>>>()
+    })?;
+    let dense = list.unwrap_or_default();
+    let mixture = |layer: usize| step > 0 && (layer + 1).is_multiple_of(step) && !dense.contains(&(layer as u64));
+    Ok((0..arch.num_layers).map(mixture).collect())
 }
 
 /// The multi-token head that the configuration announces.
@@ -240,17 +304,6 @@ fn linear_attention(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()>
             "config key 'attn_output_gate' is false; attention of {} models has gates",
             family.model_type
         );
-    }
-    if keys.unsigned("num_experts")?.is_some_and(|count| count > 0) {
-        let dense = keys.get("mlp_only_layers").and_then(Value::as_array);
-        let dense = |layer: usize| dense.is_some_and(|dense| dense.iter().any(|n| n.as_u64() == Some(layer as u64)));
-        if let Some(layer) = (0..arch.num_layers).find(|&layer| !dense(layer)) {
-            bail!(
-                UnsupportedModel,
-                "layer {layer} of this {} model is a mixture of experts, which cannot be converted yet",
-                family.model_type
-            );
-        }
     }
     let size = |key: &str| keys.size(key).and_then(|value| keys.need(key, value)).map(Some);
     arch.linear_conv_kernel_dim = size("linear_conv_kernel_dim")?;

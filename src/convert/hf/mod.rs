@@ -7,7 +7,7 @@ mod tokens;
 
 use super::bind::{Found, bind};
 use super::family::MTP_NAMES;
-use super::{Encoding, Import, Matrix, Model};
+use super::{Encoding, Import, Matrix, Model, experts};
 use crate::container::{MappedFile, json, safetensors};
 use crate::error::{Error, Kind, Result, bail};
 use serde_json::{Map, Value};
@@ -100,6 +100,7 @@ impl Source {
         let config::Config {
             family,
             mut arch,
+            mixtures,
             nested,
             notes,
         } = config::read(&config, count)?;
@@ -119,6 +120,8 @@ impl Source {
                 }
             }
         }
+        experts::take_apart(&mut found, &arch)?;
+        experts::check_layers(&found, family, &mixtures)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.dropped.extend(dropped);
         bound.notes.extend(notes);

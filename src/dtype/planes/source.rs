@@ -69,6 +69,31 @@ impl<'a> Source<'a> {
         Ok(source)
     }
 
+    /// The same in a family that may not be its own: any type can be expanded to f32, to lie beside others.
+    ///
+    /// Errors: as [`Source::open`]; `UnsupportedTensorType` for another family that is not its own.
+    pub fn open_in(planes: Planes, dtype: Dtype, payload: &'a [u8], rows: usize, cols: usize) -> Result<Source<'a>> {
+        match planes {
+            own if own == Planes::of(dtype, cols)? => Source::open(dtype, payload, rows, cols),
+            Planes::F32 => Ok(Source {
+                dtype,
+                payload,
+                rows,
+                cols,
+                planes,
+                starts: Vec::new(),
+                packed: Vec::new(),
+                overlay: None,
+            }),
+            other => bail!(
+                UnsupportedTensorType,
+                "{} weights do not lie as {}",
+                dtype.name(),
+                other.name()
+            ),
+        }
+    }
+
     fn open_packed(&mut self) -> Result<()> {
         let (rows, groups) = (self.rows, self.cols / 32);
         let widths = slice(self.payload, 0, rows)?;
@@ -162,9 +187,9 @@ impl<'a> Source<'a> {
         let stride = self.geometry(range.len()).code_row_bytes();
         let (first, row_bytes) = match self.dtype {
             Dtype::F32 => (0, self.cols * 4),
+            _ if self.planes == Planes::F32 => return self.expanded(range, out),
             Dtype::F16 | Dtype::Bf16 => (0, self.cols * 2),
             Dtype::Q8Row | Dtype::Q82f => (0, self.cols),
-            Dtype::Q4Block if self.planes == Planes::F32 => return self.expanded(range, out),
             Dtype::Q4Block | Dtype::Q4tp => (0, self.cols / 2),
             Dtype::Q4Tiled => {
                 return self.tiles::<Q4_TILE, 16>(range, out, |tile, out| {
@@ -212,7 +237,8 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Groups that straddle rows have no plane: such matrices are rare and small, and become f32.
+    /// Groups that straddle rows have no plane, and neighbours of different types none in common: such matrices are rare and
+    /// small, and become f32.
     fn expanded(&self, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let stride = self.geometry(range.len()).code_row_bytes();
         let decoder = self.dtype.decoder(self.payload, self.rows, self.cols)?;

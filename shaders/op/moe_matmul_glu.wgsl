@@ -1,0 +1,54 @@
+// y[entry][r] = act(gate) * up with the weights of the entry's expert, both a matmul of x; act is silu or gelu_tanh.
+// w and places as in moe_glu.wgsl; lists as moe_lists.wgsl leaves them; x [columns, 32*units]; y [entries, 4*y_stride].
+// A thread takes 4 outputs × 8 entries of one expert: gates first, then up projections.
+struct Params {
+    rows: u32,            // rows stored in this segment
+    units: u32,           // units of 32 columns in a row
+    outputs: u32,         // outputs of each expert in this segment
+    placed: u32,          // experts in this segment
+    shared_outputs: u32,  // outputs of the shared expert in this segment, 0 = it is not there
+    row0: u32,            // first of an expert's outputs in this segment, a multiple of 4
+    y_stride: u32,        // vectors of 4 from one entry of y to the next
+    x_entries: u32,       // entries that share a column of x: the experts a token takes
+    tiles: u32,           // tiles that lists have room for
+    gelu: u32,            // 1 = gelu_tanh, 0 = silu
+}
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> scales: array<u32>;
+@group(0) @binding(3) var<storage, read> ctl: Ctl;
+@group(0) @binding(4) var<storage, read> experts: Experts;
+@group(0) @binding(5) var<storage, read> lists: array<u32>;
+@group(0) @binding(6) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(7) var<storage, read_write> y: array<vec4<f32>>;
+
+fn store(task: Task, i: u32, first: u32, gate: vec4<f32>, up: vec4<f32>) {
+    if (i >= task.count) { return; }
+    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
+    let value = vec4<f32>(glu(gate.x, up.x), glu(gate.y, up.y), glu(gate.z, up.z), glu(gate.w, up.w));
+    let at = entry_of(task, i) * params.y_stride + ((params.row0 + first) >> 2u);
+    y[at] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.outputs));
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let first = (group.x * THREADS + thread) * 4u;
+    let task = task_of(group.y);
+    if (first >= params.outputs || task.count == 0u) { return; }
+    let place = experts.all[task.expert].place;
+    if (place == ABSENT) { return; }
+    let gate_row = 2u * params.shared_outputs + place * params.outputs;
+    let up_row = gate_row + params.placed * params.outputs;
+    let part = place + select(0u, 2u, params.shared_outputs != 0u);
+    let here = rows_from(first, params.outputs - 1u);
+    let g = tile(here + vec4<u32>(gate_row), part, task);
+    let u = tile(here + vec4<u32>(up_row), part + params.placed, task);
+    store(task, 0u, first, g.c0, u.c0);
+    store(task, 1u, first, g.c1, u.c1);
+    store(task, 2u, first, g.c2, u.c2);
+    store(task, 3u, first, g.c3, u.c3);
+    store(task, 4u, first, g.c4, u.c4);
+    store(task, 5u, first, g.c5, u.c5);
+    store(task, 6u, first, g.c6, u.c6);
+    store(task, 7u, first, g.c7, u.c7);
+}

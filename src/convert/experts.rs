@@ -1,0 +1,105 @@
+//! Mixtures of experts on their way into a container: which tensors a layer has, and tensors of all experts taken apart.
+//!
+//! Knows the tables of families and the dimensions of the network, no file format.
+
+use super::Matrix;
+use super::arch::shared_width;
+use super::bind::Found;
+use super::family::{EXPERT, Family, LAYER_PREFIX, MIXTURE, ROUTER, Role, SHARED_EXPERT};
+use crate::container::Arch;
+use crate::error::{Result, bail};
+
+/// The parts of a mixture with their names' prefixes, in the order in which they are written; `layer` is the layer's prefix.
+pub(super) fn roles(layer: &str, arch: &Arch) -> Vec<(String, &'static Role)> {
+    let count = arch.moe.as_ref().map_or(0, |moe| moe.num_experts);
+    let mut roles: Vec<_> = MIXTURE.iter().map(|role| (layer.to_owned(), role)).collect();
+    for role in EXPERT {
+        roles.extend((0..count).map(|expert| (format!("{layer}mlp.experts.{expert}."), role)));
+    }
+    if shared_width(arch).is_some() {
+        roles.extend(SHARED_EXPERT.iter().map(|role| (layer.to_owned(), role)));
+    }
+    roles
+}
+
+/// Whether a tensor decides which experts a token takes, or how much the shared one counts.
+pub(super) fn routes(name: &str) -> bool {
+    name.ends_with(ROUTER) || name.ends_with("mlp.shared_expert_gate.weight")
+}
+
+/// Replaces tensors that hold all experts of a layer, `[experts, rows, cols]`, by one for each expert: `gate_up_proj`, whose
+/// rows are the gate's and then the up projection's, and `gate_proj`, `up_proj`, `down_proj`.
+///
+/// Errors: `Parse` for a shape that the configuration does not have.
+pub(super) fn take_apart(found: &mut Found, arch: &Arch) -> Result<()> {
+    let Some(moe) = &arch.moe else { return Ok(()) };
+    let (count, hidden, inter) = (moe.num_experts, arch.hidden_size, moe.moe_intermediate_size);
+    let stacked: Vec<(String, String)> = found
+        .keys()
+        .filter_map(|name| {
+            let (layer, part) = name.split_once("mlp.experts.")?;
+            let part = part.strip_suffix(".weight").unwrap_or(part);
+            let known = ["gate_up_proj", "gate_proj", "up_proj", "down_proj"].contains(&part);
+            known.then(|| (name.clone(), format!("{layer}mlp.experts.")))
+        })
+        .collect();
+    for (name, prefix) in stacked {
+        let part = name.strip_prefix(&prefix).unwrap_or_default();
+        let parts: &[&str] = match part.strip_suffix(".weight").unwrap_or(part) {
+            "gate_up_proj" => &["gate_proj", "up_proj"],
+            "gate_proj" => &["gate_proj"],
+            "up_proj" => &["up_proj"],
+            _ => &["down_proj"],
+        };
+        let (rows, cols) = match parts {
+            ["down_proj"] => (hidden, inter),
+            _ => (inter, hidden),
+        };
+        let Some(all) = found.remove(&name) else { continue };
+        let wanted = [count as u64, (rows * parts.len()) as u64, cols as u64];
+        if all.shape != wanted {
+            bail!(
+                Parse,
+                "tensor '{name}' has shape {:?}, the configuration says {wanted:?}",
+                all.shape
+            );
+        }
+        let names = (0..count).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
+        for (index, (expert, part)) in names.enumerate() {
+            let name = format!("{prefix}{expert}.{part}.weight");
+            if found.insert(name.clone(), all.rows(index * rows, rows)?).is_some() {
+                bail!(Parse, "tensor '{name}' occurs twice");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Compares what the configuration says about layers with the tensors: `mixtures` has an entry for each layer.
+///
+/// Errors: `MissingTensor` for a mixture without router, `UnsupportedModel` for a router in a layer that should be dense.
+pub(super) fn check_layers(found: &Found, family: &Family, mixtures: &[bool]) -> Result<()> {
+    for (layer, &mixture) in mixtures.iter().enumerate() {
+        let name = format!("{LAYER_PREFIX}{layer}.{ROUTER}");
+        match (mixture, found.contains_key(&name)) {
+            (true, false) => bail!(MissingTensor, "the source lacks '{name}'"),
+            (false, true) => bail!(
+                UnsupportedModel,
+                "layer {layer} of this {} model is dense by its configuration, but there is '{name}'",
+                family.model_type
+            ),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl<'a> Matrix<'a> {
+    /// A vector as a matrix of one row; matrices as they are.
+    pub(super) fn one_row(mut self) -> Matrix<'a> {
+        if self.shape.len() == 1 {
+            self.shape.insert(0, 1);
+        }
+        self
+    }
+}

@@ -1,0 +1,453 @@
+//! Mixtures of experts as steps. Decode: router, gate and up of the chosen experts and the shared one, their down projections
+//! with the residual, the shared one's. Prefill: columns are grouped by expert, so that each expert's weights are read once
+//! for 8 of its columns.
+
+use super::bank::{self, Banks};
+use super::build::Builder;
+use super::walk::{DecodeNorm, Mode, Source, Walk};
+use super::{Bind, BufferId, Fill, Matrix, MatrixId, Stacking, VectorId};
+use crate::error::{Result, bail};
+use crate::kernel::{self, Op};
+use crate::model::{Activation, FeedForward, Layer, Model, Moe};
+
+/// Experts and experts a token takes that the kernels have room for; see `shaders/lib/route.wgsl`.
+const MAX_EXPERTS: usize = 512;
+const MAX_TOP_K: usize = 64;
+/// Columns of a tile of prefill.
+const TILE: usize = 8;
+
+/// Buffers of mixtures, as large as the largest layer needs.
+#[derive(Clone, Copy)]
+pub(super) struct MoeScratch {
+    /// Logits of one column; places and weights behind them.
+    router: BufferId,
+    /// The shared expert's activations, then the experts'.
+    act: BufferId,
+    /// Logits of a chunk.
+    routers: BufferId,
+    /// Experts and weights of a chunk's columns.
+    routes: BufferId,
+    /// Columns by expert.
+    lists: BufferId,
+    /// The experts' activations of a chunk.
+    acts: BufferId,
+    /// What experts add, before it is weighted.
+    parts: BufferId,
+    /// What the shared expert adds.
+    shared: BufferId,
+}
+
+/// Where the numbers of one layer lie in the scratch buffers.
+#[derive(Clone, Copy)]
+struct Layout {
+    top_k: usize,
+    /// Index of the logit of the shared expert's weight.
+    gate: Option<usize>,
+    /// Words of a column's logits in decode, an even number.
+    logits: usize,
+    /// Elements of the shared expert's activations, and of an expert's, with padding.
+    shared: usize,
+    width: usize,
+    tiles: usize,
+}
+
+impl Layout {
+    fn of(b: &Builder, moe: &Moe) -> Result<Layout> {
+        let experts = moe.experts.len();
+        if experts > MAX_EXPERTS || moe.top_k > MAX_TOP_K {
+            bail!(
+                UnsupportedModel,
+                "{experts} experts of which a token takes {}; wanted at most {MAX_EXPERTS} and {MAX_TOP_K}",
+                moe.top_k
+            );
+        }
+        let gate = match &moe.shared_gate {
+            None => None,
+            // Behind the logits in one matrix, or in a vector of its own.
+            Some(gate) if b.planes(gate.weight)? == b.planes(moe.router.weight)? => Some(experts),
+            Some(_) => Some(experts.next_multiple_of(4)),
+        };
+        let chunk = b.options.chunk as usize;
+        let entries = chunk * moe.top_k;
+        Ok(Layout {
+            top_k: moe.top_k,
+            gate,
+            logits: (experts + 4).next_multiple_of(4),
+            shared: moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols.next_multiple_of(32)),
+            width: moe.experts.first().map_or(0, |ffn| ffn.down.cols.next_multiple_of(32)),
+            tiles: entries.div_ceil(TILE) + experts.min(entries),
+        })
+    }
+
+    /// Where a bank's places and weights begin.
+    fn routes_at(&self, bank: usize) -> usize {
+        self.logits + bank * 2 * self.top_k
+    }
+}
+
+/// The buffers, or `None` for a network without mixtures.
+pub(super) fn scratch(b: &mut Builder, model: &Model) -> Result<Option<MoeScratch>> {
+    let mut layouts = Vec::new();
+    for layer in &model.layers {
+        if let FeedForward::Moe(moe) = &layer.ffn {
+            layouts.push((Layout::of(b, moe)?, bank::count(b, moe)?));
+        }
+    }
+    if layouts.is_empty() {
+        return Ok(None);
+    }
+    let widest = |f: &dyn Fn(&(Layout, usize)) -> usize| layouts.iter().map(f).max().unwrap_or(0);
+    let chunk = b.options.chunk as usize;
+    let hidden = model.hidden.next_multiple_of(32);
+    let mut buffer = |label: &str, words: usize| b.buffer(label.into(), words as u64 * 4, Fill::Zero);
+    Ok(Some(MoeScratch {
+        router: buffer("decode.router", widest(&|(l, banks)| l.routes_at(*banks)))?,
+        act: buffer("decode.experts.act", widest(&|(l, _)| l.shared + l.top_k * l.width))?,
+        routers: buffer(
+            "prefill.router",
+            widest(&|(l, _)| l.logits.next_multiple_of(32) * chunk),
+        )?,
+        routes: buffer("prefill.routes", widest(&|(l, _)| 2 * (l.top_k + 1) * chunk))?,
+        lists: buffer("prefill.lists", widest(&|(l, _)| 3 * l.tiles + l.top_k * chunk))?,
+        acts: buffer("prefill.experts.act", widest(&|(l, _)| l.top_k * l.width * chunk))?,
+        parts: buffer("prefill.experts.y", widest(&|(l, _)| l.top_k * hidden * chunk))?,
+        shared: buffer("prefill.shared.y", hidden * chunk)?,
+    }))
+}
+
+/// One layer on its way into steps.
+struct Mixture<'m> {
+    moe: &'m Moe,
+    layout: Layout,
+    scratch: MoeScratch,
+    /// The banks with their matrices' numbers and their tables of experts.
+    banks: Vec<Placed>,
+    /// Gate and up projections of the shared expert: the bank's or its own.
+    shared: Option<MatrixId>,
+    /// Whether they are the bank's.
+    shared_in_bank: bool,
+    gelu: u32,
+}
+
+struct Placed {
+    placed: u32,
+    gate_up: MatrixId,
+    has_shared: bool,
+    down: MatrixId,
+    table: BufferId,
+}
+
+impl Walk<'_> {
+    /// Both modes of h += mixture(norm(h)).
+    pub(super) fn moe(
+        &mut self,
+        number: usize,
+        layer: &Layer,
+        moe: &Moe,
+        norm: VectorId,
+        next_norm: VectorId,
+    ) -> Result<()> {
+        let name = |part: &str| format!("layer.{number:02}.ffn.{part}");
+        if layer.ffn_post_norm.is_some() {
+            bail!(
+                UnsupportedModel,
+                "layer {number}: a norm behind a mixture of experts is not supported yet"
+            );
+        }
+        let Some(scratch) = self.moe else {
+            bail!(UnsupportedModel, "layer {number} has no buffers for its experts")
+        };
+        let layout = Layout::of(&self.b, moe)?;
+        let Banks { banks, shared } = bank::banks(&self.b, moe, &name)?;
+        let mut placed = Vec::new();
+        let mut shared_matrix = None;
+        for (i, bank) in banks.into_iter().enumerate() {
+            let bytes = 4 * (8 + 2 * bank.places.len() as u64);
+            let fill = Fill::Experts {
+                header: [
+                    moe.experts.len() as u32,
+                    moe.top_k as u32,
+                    u32::from(moe.sigmoid),
+                    u32::from(moe.renormalise),
+                    u32::from(moe.expert_bias.is_some()),
+                    layout.gate.map_or(bank::ABSENT, |at| at as u32),
+                    moe.scale.to_bits(),
+                    0,
+                ],
+                places: bank.places,
+                bias: moe.expert_bias,
+            };
+            let table = self.b.buffer(name(&format!("experts.{i}.table")), bytes, fill)?;
+            let gate_up = self.b.add_matrix(bank.gate_up);
+            if bank.has_shared {
+                shared_matrix = Some(gate_up);
+            }
+            placed.push(Placed {
+                placed: bank.placed as u32,
+                gate_up,
+                has_shared: bank.has_shared,
+                down: self.b.add_matrix(bank.down),
+                table,
+            });
+        }
+        let mixture = Mixture {
+            moe,
+            layout,
+            scratch,
+            banks: placed,
+            shared_in_bank: shared_matrix.is_some(),
+            shared: shared_matrix.or(shared.map(|matrix| self.b.add_matrix(matrix))),
+            gelu: u32::from(self.model.activation == Activation::GeluTanh),
+        };
+        self.norm(norm, &name("norm"));
+        self.router(&mixture, &name)?;
+        self.decode_experts(&mixture, &name, next_norm);
+        self.prefill_experts(&mixture, &name);
+        if let Some(shared) = &moe.shared {
+            let label = name("shared.down");
+            let matrix = self.b.matrix(label.clone(), &[shared.down.weight], Stacking::Rows)?;
+            self.matvec_add(&label, matrix, None, scratch.act, next_norm);
+            let from = Source {
+                matrix,
+                bias: None,
+                row0: 0,
+            };
+            let y_stride = Self::vectors_of(self.model.hidden);
+            self.matmul(from, self.prefill.act, scratch.shared, y_stride, &label);
+        }
+        self.combine(&mixture, &name("combine"));
+        self.decode_normed = false;
+        self.prefill_normed = false;
+        Ok(())
+    }
+
+    /// Logits of the experts and of the shared expert's weight.
+    fn router(&mut self, mixture: &Mixture, name: &dyn Fn(&str) -> String) -> Result<()> {
+        let Mixture {
+            moe, layout, scratch, ..
+        } = mixture;
+        let mut parts = vec![moe.router.weight];
+        let mut alone = None;
+        match (&moe.shared_gate, layout.gate) {
+            (Some(gate), Some(at))
+                if at == moe.experts.len() && self.b.planes(gate.weight)? == self.b.planes(moe.router.weight)? =>
+            {
+                parts.push(gate.weight)
+            }
+            (Some(gate), Some(at)) => alone = Some((gate.weight, at as u32)),
+            _ => {}
+        }
+        let mut maps = vec![(name("router"), parts, 0)];
+        maps.extend(alone.map(|(gate, at)| (name("shared.gate"), vec![gate], at)));
+        for (label, parts, row0) in maps {
+            let matrix = self.b.matrix(label.clone(), &parts, Stacking::Rows)?;
+            let from = Source {
+                matrix,
+                bias: None,
+                row0,
+            };
+            let norm = self.decode_norm();
+            self.matvec(from, self.decode.x, norm, scratch.router, &label);
+            let stride = Self::vectors_of(layout.logits);
+            self.matmul(from, self.prefill.x, scratch.routers, stride, &label);
+        }
+        Ok(())
+    }
+
+    fn decode_experts(&mut self, mixture: &Mixture, name: &dyn Fn(&str) -> String, next_norm: VectorId) {
+        let Mixture { layout, scratch, .. } = mixture;
+        let shared_outputs = mixture.moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols as u32);
+        let DecodeNorm {
+            square_vectors,
+            inv_cols,
+            eps,
+        } = self.decode_norm();
+        let glu = kernel::MoeGlu {
+            y_at: layout.shared as u32,
+            y_stride: layout.width as u32,
+            square_vectors,
+            inv_cols,
+            eps,
+            gelu: mixture.gelu,
+            ..kernel::MoeGlu::default()
+        };
+        let bindings = |weight, table, walk: &Walk| {
+            let buffers = [walk.decode.x, walk.decode.squares, table, scratch.router, scratch.act];
+            [weight]
+                .into_iter()
+                .chain(buffers.map(Bind::Buffer))
+                .collect::<Vec<_>>()
+        };
+        for (b, bank) in mixture.banks.iter().enumerate() {
+            let Matrix { planes, segments, .. } = self.b.matrices[bank.gate_up].clone();
+            for (i, segment) in segments.iter().enumerate() {
+                let shared_outputs = if bank.has_shared { shared_outputs } else { 0 };
+                let rows = segment.geometry.rows as u32;
+                let op = Op::MoeGlu(kernel::MoeGlu {
+                    rows,
+                    units: segment.geometry.units() as u32,
+                    outputs: (rows - 2 * shared_outputs) / (2 * bank.placed),
+                    placed: bank.placed,
+                    shared_outputs,
+                    first_shared: layout.top_k as u32,
+                    row0: segment.row0,
+                    routes_at: layout.routes_at(b) as u32,
+                    ..glu
+                });
+                let bindings = bindings(Bind::Weight(bank.gate_up, i), bank.table, self);
+                self.push(Mode::Decode, &name("experts.gate_up"), op, Some(planes), bindings);
+            }
+        }
+        if let (Some(shared), false, Some(bank)) = (mixture.shared, mixture.shared_in_bank, mixture.banks.first()) {
+            let Matrix { planes, segments, .. } = self.b.matrices[shared].clone();
+            for (i, segment) in segments.iter().enumerate() {
+                let rows = segment.geometry.rows as u32;
+                let op = Op::MoeGlu(kernel::MoeGlu {
+                    rows,
+                    units: segment.geometry.units() as u32,
+                    outputs: rows / 2,
+                    shared_outputs: rows / 2,
+                    row0: segment.row0,
+                    ..glu
+                });
+                let bindings = bindings(Bind::Weight(shared, i), bank.table, self);
+                self.push(Mode::Decode, &name("shared.gate_up"), op, Some(planes), bindings);
+            }
+        }
+        for (b, bank) in mixture.banks.iter().enumerate() {
+            let Matrix { planes, segments, .. } = self.b.matrices[bank.down].clone();
+            for (i, segment) in segments.iter().enumerate() {
+                let (rows, units) = (segment.geometry.rows as u32, segment.geometry.units() as u32);
+                let op = Op::MoeDown(kernel::MoeDown {
+                    rows,
+                    units,
+                    inv_units: 1.0 / units as f32,
+                    outputs: rows / bank.placed,
+                    row0: segment.row0,
+                    slots: layout.top_k as u32,
+                    x_at: (layout.shared / 32) as u32,
+                    routes_at: layout.routes_at(b) as u32,
+                });
+                let bindings = vec![
+                    Bind::Weight(bank.down, i),
+                    Bind::Buffer(scratch.router),
+                    Bind::Buffer(scratch.act),
+                    Bind::Vector(next_norm),
+                    Bind::Buffer(self.decode.h),
+                    Bind::Buffer(self.decode.x),
+                    Bind::Buffer(self.decode.squares),
+                ];
+                self.push(Mode::Decode, &name("experts.down"), op, Some(planes), bindings);
+            }
+        }
+    }
+
+    fn prefill_experts(&mut self, mixture: &Mixture, name: &dyn Fn(&str) -> String) {
+        let Mixture {
+            layout, scratch, gelu, ..
+        } = mixture;
+        let ctl = self.fixed.ctl;
+        let Some(first) = mixture.banks.first() else { return };
+        let bind = |buffers: &[usize]| buffers.iter().copied().map(Bind::Buffer).collect::<Vec<_>>();
+        let op = Op::MoeRoute(kernel::MoeRoute {
+            stride: Self::vectors_of(layout.logits) * 4,
+            shared_expert: u32::from(mixture.moe.shared.is_some()),
+        });
+        let bindings = bind(&[ctl, first.table, scratch.routers, scratch.routes]);
+        self.push(Mode::Prefill, &name("route"), op, None, bindings);
+        let tiles = layout.tiles as u32;
+        let op = Op::MoeLists(kernel::MoeLists { tiles });
+        let bindings = bind(&[ctl, first.table, scratch.routes, scratch.lists]);
+        self.push(Mode::Prefill, &name("lists"), op, None, bindings);
+
+        let shared_outputs = mixture.moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols as u32);
+        let y_stride = (layout.width / 4) as u32;
+        for bank in &mixture.banks {
+            let Matrix { planes, segments, .. } = self.b.matrices[bank.gate_up].clone();
+            for (i, segment) in segments.iter().enumerate() {
+                let shared_outputs = if bank.has_shared { shared_outputs } else { 0 };
+                let rows = segment.geometry.rows as u32;
+                let op = Op::MoeMatmulGlu(kernel::MoeMatmulGlu {
+                    rows,
+                    units: segment.geometry.units() as u32,
+                    outputs: (rows - 2 * shared_outputs) / (2 * bank.placed),
+                    placed: bank.placed,
+                    shared_outputs,
+                    row0: segment.row0,
+                    y_stride,
+                    x_entries: layout.top_k as u32,
+                    tiles,
+                    gelu: *gelu,
+                });
+                let mut bindings = vec![Bind::Weight(bank.gate_up, i)];
+                bindings.extend(bind(&[ctl, bank.table, scratch.lists, self.prefill.x, scratch.acts]));
+                self.push(Mode::Prefill, &name("experts.gate_up"), op, Some(planes), bindings);
+            }
+        }
+        if let (Some(shared), Some(ffn)) = (mixture.shared, &mixture.moe.shared) {
+            let Matrix { planes, segments, .. } = self.b.matrices[shared].clone();
+            for (i, segment) in segments.iter().enumerate() {
+                let rows = segment.geometry.rows as u32;
+                let op = Op::MatmulGlu(kernel::MatmulGlu {
+                    rows,
+                    units: segment.geometry.units() as u32,
+                    row0: segment.row0,
+                    // In a bank the experts' rows follow.
+                    part1: if mixture.shared_in_bank {
+                        shared_outputs
+                    } else {
+                        rows / 2
+                    },
+                    part2: u32::MAX,
+                    y_stride: Self::vectors_of(ffn.down.cols),
+                    has_bias: 0,
+                    bias_up: 0,
+                    gelu: *gelu,
+                });
+                let bindings = vec![
+                    Bind::Weight(shared, i),
+                    Bind::Buffer(ctl),
+                    Bind::Buffer(self.prefill.x),
+                    Bind::Vector(self.none),
+                    Bind::Buffer(self.prefill.act),
+                ];
+                self.push(Mode::Prefill, &name("shared.gate_up"), op, Some(planes), bindings);
+            }
+        }
+        for bank in &mixture.banks {
+            let Matrix { planes, segments, .. } = self.b.matrices[bank.down].clone();
+            for (i, segment) in segments.iter().enumerate() {
+                let rows = segment.geometry.rows as u32;
+                let op = Op::MoeMatmul(kernel::MoeMatmul {
+                    rows,
+                    units: segment.geometry.units() as u32,
+                    outputs: rows / bank.placed,
+                    row0: segment.row0,
+                    y_stride: Self::vectors_of(self.model.hidden),
+                    x_entries: 1,
+                    top_k: layout.top_k as u32,
+                    tiles,
+                });
+                let mut bindings = vec![Bind::Weight(bank.down, i)];
+                bindings.extend(bind(&[ctl, bank.table, scratch.lists, scratch.acts, scratch.parts]));
+                self.push(Mode::Prefill, &name("experts.down"), op, Some(planes), bindings);
+            }
+        }
+    }
+
+    fn combine(&mut self, mixture: &Mixture, label: &str) {
+        let scratch = mixture.scratch;
+        let op = Op::MoeCombine(kernel::MoeCombine {
+            vectors: Self::vectors_of(self.model.hidden),
+            top_k: mixture.layout.top_k as u32,
+        });
+        let buffers = [
+            self.fixed.ctl,
+            scratch.routes,
+            scratch.parts,
+            scratch.shared,
+            self.prefill.h,
+        ];
+        self.push(Mode::Prefill, label, op, None, buffers.map(Bind::Buffer).to_vec());
+    }
+}
