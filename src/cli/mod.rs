@@ -21,8 +21,10 @@ mod parity;
 mod ppl;
 mod run;
 mod shaders;
+mod sign;
 mod tokenize;
 mod verify;
+mod work;
 
 use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind;
@@ -62,6 +64,8 @@ enum Command {
     Info(info::Args),
     /// Checks every hash and every weight of a model file
     Verify(verify::Args),
+    /// Signs the files of a model
+    Sign(sign::Args),
     /// Answers a prompt
     Run(run::Args),
     /// Writes teacher-forced logits of every position
@@ -200,6 +204,7 @@ fn dispatch(command: Command, context: &mut Context) -> Result {
         Command::Devices => devices::run(context),
         Command::Info(args) => info::run(args, context),
         Command::Verify(args) => verify::run(args, context),
+        Command::Sign(args) => sign::run(args, context),
         Command::Run(args) => run::run(args, context),
         Command::Logits(args) => logits::run(args, context),
         Command::Ppl(args) => ppl::run(args, context),

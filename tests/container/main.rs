@@ -7,6 +7,7 @@ mod malformed_header;
 mod raw;
 mod read;
 mod shards;
+mod sign;
 mod write;
 
 use cmf_gpu::Error;
