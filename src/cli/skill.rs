@@ -90,11 +90,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             let written = cancellable("adding", context, &mut |progress| {
                 skill::add(&model, &src, &new, progress)
             })?;
-            tell(&written, &model, context)
+            tell("added to", &written, &model, context)
         }
         What::Remove { model, id } => {
             let written = skill::remove(&model, &id)?;
-            tell(&written, &model, context)
+            tell("removed from", &written, &model, context)
         }
         What::Export { model, id, base, out } => writing("exporting", &out, context, &mut |progress| {
             skill::export(&model, &id, &base, &out, progress)
@@ -113,7 +113,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
 /// The skills of a model, described.
 pub fn describe(container: &Container) -> Vec<Value> {
     let described = container.skills().iter().map(|skill| {
-        let prefix = skill.tensor_name("");
+        // In a file of its own a skill's tensors have the names of those they replace.
+        let prefix = match skill.base_dir_hash {
+            None => skill.tensor_name(""),
+            Some(_) => String::new(),
+        };
         let own = container.infos().iter().filter(|info| info.name.starts_with(&prefix));
         let (tensors, bytes) = own.fold((0, 0), |(n, bytes), info| (n + 1, bytes + info.nbytes));
         let selection = skill.selection.as_ref();

@@ -33,11 +33,11 @@ pub fn writing(
     work: &mut dyn FnMut(Progress) -> Result<Written>,
 ) -> Result {
     let written = cancellable(what, context, work)?;
-    tell(&written, out, context)
+    tell("written:", &written, out, context)
 }
 
-/// Tells what was written.
-pub fn tell(written: &Written, out: &Path, context: &mut Context) -> Result {
+/// Tells what was done with which file.
+pub fn tell(done: &str, written: &Written, out: &Path, context: &mut Context) -> Result {
     for note in &written.notes {
         context.out.note(format!("note: {note}"));
     }

@@ -249,7 +249,10 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
         .iter()
         .map(|(layer, keep)| {
             let counts = narrowing.stats.0.get(layer).map(Vec::as_slice).unwrap_or_default();
-            let kept: Vec<f64> = keep.iter().filter_map(|&expert| counts.get(expert).copied()).collect();
+            let kept: Vec<Value> = keep
+                .iter()
+                .filter_map(|&expert| counts.get(expert).map(|&count| whole(count)))
+                .collect();
             (layer.to_string(), kept.into())
         })
         .collect();
@@ -283,6 +286,14 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
         bytes,
         notes,
     })
+}
+
+/// A count as it is usually written: without a point when it is whole.
+fn whole(count: f64) -> Value {
+    match count.fract() == 0.0 && count < (1u64 << 53) as f64 {
+        true => (count as u64).into(),
+        false => count.into(),
+    }
 }
 
 /// A router or a vector of biases with an entry for each kept expert.
