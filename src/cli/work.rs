@@ -53,7 +53,7 @@ pub fn tell(done: &str, written: &Written, out: &Path, context: &mut Context) ->
         let (tensors, bytes) = (written.tensors, size(written.bytes));
         context
             .out
-            .line(format!("{}: {tensors} tensors, {bytes}", escape(path)))?;
+            .line(format!("{done} {}: {tensors} tensors, {bytes}", escape(path)))?;
     }
     Ok(Outcome::Done)
 }

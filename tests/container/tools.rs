@@ -478,7 +478,7 @@ fn experts(path: &Path) {
         specs.push(f16(format!("model.layers.{layer}.mlp.expert_bias"), &[8]));
     }
     header["arch"]["num_layers"] = json!(4);
-    header["arch"]["layer_types"] = json!(["FullAttention"; 4]);
+    header["arch"]["layer_types"] = json!(vec!["FullAttention"; 4]);
     let header = header.as_object().unwrap().clone();
     let mut writer = Writer::create(path, header, specs.clone(), Sections::default()).unwrap();
     for (i, spec) in specs.iter().enumerate() {
