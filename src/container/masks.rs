@@ -399,16 +399,10 @@ impl Masks {
                 meta.masks.len()
             );
         }
-        let mut masks = Masks {
-            default_task: meta.default_task,
-            masks: Vec::with_capacity(meta.masks.len()),
-        };
         let mut spans: Vec<Range<u64>> = vec![0..(HEAD + text.len()) as u64];
-        for meta in meta.masks {
-            let name = meta.name.clone();
-            let mask =
-                one(meta, section, shape, &mut spans).map_err(|err| err.context(format_args!("mask '{name}'")))?;
-            masks.masks.push(mask);
+        for meta in &meta.masks {
+            let span = span(meta, section, shape).map_err(|err| err.context(format_args!("mask '{}'", meta.name)))?;
+            spans.push(span);
         }
         spans.sort_unstable_by_key(|span| span.start);
         if let Some(pair) = spans.windows(2).find(|pair| pair[1].start < pair[0].end) {
@@ -418,6 +412,15 @@ impl Masks {
                 pair[0],
                 pair[1]
             );
+        }
+        let mut masks = Masks {
+            default_task: meta.default_task,
+            masks: Vec::with_capacity(meta.masks.len()),
+        };
+        for meta in meta.masks {
+            let name = meta.name.clone();
+            let mask = one(meta, section, shape).map_err(|err| err.context(format_args!("mask '{name}'")))?;
+            masks.masks.push(mask);
         }
         masks.check_names()?;
         Ok(masks)
@@ -527,16 +530,21 @@ impl Masks {
     }
 }
 
-/// One mask of a section; notes what it takes of the section in `spans`.
-fn one(meta: MaskMeta, section: &[u8], shape: MaskShape, spans: &mut Vec<Range<u64>>) -> Result<Mask> {
-    let MaskMeta { blob_off, blob_len, .. } = meta;
-    if meta.has_expert_fields && shape.experts == 0 {
+/// Where the bits of a mask are, checked against the section.
+fn span(meta: &MaskMeta, section: &[u8], shape: MaskShape) -> Result<Range<u64>> {
+    let &MaskMeta {
+        blob_off,
+        blob_len,
+        has_expert_fields,
+        ..
+    } = meta;
+    if has_expert_fields && shape.experts == 0 {
         bail!(Parse, "it has experts, the network has none");
     }
     if !blob_off.is_multiple_of(BLOB_ALIGN as u64) {
         bail!(Bounds, "bits at {blob_off}, wanted a multiple of {BLOB_ALIGN}");
     }
-    let wanted = shape.blob_bytes(meta.has_expert_fields);
+    let wanted = shape.blob_bytes(has_expert_fields);
     if wanted.map(|wanted| wanted as u64) != Some(blob_len) {
         bail!(
             Parse,
@@ -544,20 +552,25 @@ fn one(meta: MaskMeta, section: &[u8], shape: MaskShape, spans: &mut Vec<Range<u
             wanted.unwrap_or(usize::MAX)
         );
     }
-    let end = blob_off
-        .checked_add(blob_len)
-        .filter(|&end| end <= section.len() as u64);
-    let Some(end) = end else {
-        bail!(
+    match blob_off.checked_add(blob_len) {
+        Some(end) if end <= section.len() as u64 => Ok(blob_off..end),
+        _ => bail!(
             Bounds,
             "bits at {blob_off} with {blob_len} bytes, the masks section has {}",
             section.len()
-        );
-    };
+        ),
+    }
+}
+
+/// One mask, the place of whose bits was checked.
+fn one(meta: MaskMeta, section: &[u8], shape: MaskShape) -> Result<Mask> {
     if meta.sparsity.is_some_and(|sparsity| !(0.0..=1.0).contains(&sparsity)) {
         bail!(Parse, "a sparsity of {:?}, wanted 0 to 1", meta.sparsity);
     }
-    spans.push(blob_off..end);
+    let blob = section
+        .get(meta.blob_off as usize..)
+        .and_then(|rest| rest.get(..meta.blob_len as usize))
+        .unwrap_or_default();
     let mut mask = Mask {
         task_id: meta.task_id,
         name: meta.name,
@@ -571,6 +584,6 @@ fn one(meta: MaskMeta, section: &[u8], shape: MaskShape, spans: &mut Vec<Range<u
         gates: Bits::ones(0, shape.layers),
         experts: None,
     };
-    mask.fill(&section[blob_off as usize..end as usize], meta.has_expert_fields)?;
+    mask.fill(blob, meta.has_expert_fields)?;
     Ok(mask)
 }
