@@ -1,7 +1,7 @@
 //! `diff`: what two models have not in common. Exit code 1 when there is something.
 
+use super::model::open;
 use super::{Context, Outcome, Result};
-use cmf_gpu::container::Container;
 use cmf_gpu::error::escape;
 use cmf_gpu::tools::diff::{Difference, diff};
 use serde_json::{Map, Value, json};
@@ -17,7 +17,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let found = diff(&Container::open(&args.a)?, &Container::open(&args.b)?)?;
+    let found = diff(&open(&args.a)?, &open(&args.b)?)?;
     if context.out.json {
         let mut object = Map::from_iter([("equal".to_owned(), Value::from(found.is_empty()))]);
         for (part, differences) in found.parts() {

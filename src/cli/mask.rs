@@ -1,5 +1,6 @@
 //! `mask`: shows task masks, all of them or one layer by layer.
 
+use super::model::open;
 use super::{Context, Outcome, Result};
 use cmf_gpu::container::{Container, Mask, Masks};
 use cmf_gpu::error::escape;
@@ -31,8 +32,8 @@ enum What {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     match args.what {
-        What::List { model } => list(&Container::open(&model)?, context),
-        What::Show { model, task } => show(&Container::open(&model)?, &task, context),
+        What::List { model } => list(&open(&model)?, context),
+        What::Show { model, task } => show(&open(&model)?, &task, context),
     }
 }
 

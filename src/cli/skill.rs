@@ -1,6 +1,7 @@
 //! `skill`: the skills of a model, and skills as files of their own.
 
 use super::convert::quant;
+use super::model::open;
 use super::work::{cancellable, tell, writing};
 use super::{Context, Outcome, Result};
 use clap::builder::FalseyValueParser;
@@ -78,7 +79,7 @@ enum What {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     match args.what {
-        What::List { model } => list(&Container::open(&model)?, context),
+        What::List { model } => list(&open(&model)?, context),
         What::Add {
             model,
             src,
