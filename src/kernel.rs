@@ -50,6 +50,10 @@ pub enum Kernel {
     Matvec,
     MatvecAdd,
     MatvecGlu,
+    MatvecSome,
+    MatvecAddSome,
+    MatvecGluSome,
+    Silence,
     Matmul,
     MatmulAdd,
     MatmulGlu,
@@ -72,7 +76,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 25] = [
+    pub const ALL: [Kernel; 29] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -80,6 +84,10 @@ impl Kernel {
         Kernel::Matvec,
         Kernel::MatvecAdd,
         Kernel::MatvecGlu,
+        Kernel::MatvecSome,
+        Kernel::MatvecAddSome,
+        Kernel::MatvecGluSome,
+        Kernel::Silence,
         Kernel::Matmul,
         Kernel::MatmulAdd,
         Kernel::MatmulGlu,
@@ -199,6 +207,72 @@ impl Kernel {
                 ],
                 threads: None,
                 weights: true,
+                kv: false,
+            },
+            Kernel::MatvecSome => &Row {
+                stem: "matvec_some",
+                libs: &[
+                    "vector",
+                    "weights",
+                    "parts",
+                    "grid",
+                    "canon",
+                    "norm_scale",
+                    "matvec",
+                    "listed",
+                ],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("x", Read),
+                    ("squares", Read),
+                    ("list", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatvecAddSome => &Row {
+                stem: "matvec_add_some",
+                libs: &["vector", "weights", "parts", "grid", "canon", "matvec", "listed"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("x", Read),
+                    ("list", Read),
+                    ("g", Read),
+                    ("h", Write),
+                    ("hg", Write),
+                    ("squares", Write),
+                ],
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatvecGluSome => &Row {
+                stem: "matvec_glu_some",
+                libs: &["vector", "weights", "grid", "canon", "norm_scale", "matvec", "glu"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("x", Read),
+                    ("squares", Read),
+                    ("list", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::Silence => &Row {
+                stem: "silence",
+                libs: &["ctl"],
+                bindings: &[("ctl", Read), ("bits", Read), ("y", Write)],
+                threads: Some(64),
+                weights: false,
                 kv: false,
             },
             Kernel::Matmul => &Row {
@@ -583,6 +657,70 @@ params! {
         bias_up: u32,
         /// 1 = gelu_tanh, 0 = silu.
         gelu: u32,
+    }
+    /// Parameters of `matvec_some`: those of `matvec`.
+    MatvecSome {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 sums of squares; 0 = no norm.
+        square_vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matvec_add_some`.
+    MatvecAddSome {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the outputs.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+    }
+    /// Parameters of `matvec_glu_some`: those of `matvec_glu`.
+    MatvecGluSome {
+        /// Rows stored in this segment, gate and up together.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First output of this segment.
+        row0: u32,
+        /// Outputs of this segment.
+        part1: u32,
+        /// Unused third part.
+        part2: u32,
+        /// Vectors of 4 sums of squares; 0 = no norm.
+        square_vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// 1 = add the biases.
+        has_bias: u32,
+        /// Where the up biases begin.
+        bias_up: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
+    /// Parameters of `silence`.
+    Silence {
+        /// Vectors of 4 in a column.
+        vectors: u32,
     }
     /// Parameters of `matmul`.
     Matmul {
