@@ -519,3 +519,39 @@ pub trait Executor: Send {
     /// What was done so far.
     fn counters(&self) -> Counters;
 }
+
+#[cfg(test)]
+impl Plan {
+    /// A plan whose programs have so many steps, for executors that only pretend.
+    pub(crate) fn of_nothing(steps: usize, chunk: u32, kept_states: Option<u32>) -> Plan {
+        let step = Step {
+            label: String::new(),
+            op: Op::Sample(bytemuck::Zeroable::zeroed()),
+            planes: None,
+            bindings: Vec::new(),
+            grid: Grid::One,
+        };
+        let program = Program {
+            steps: vec![step; steps],
+            ..Program::default()
+        };
+        Plan {
+            buffers: Vec::new(),
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            programs: std::array::from_fn(|_| program.clone()),
+            fixed: Fixed {
+                ctl: 0,
+                settings: 0,
+                tokens: 0,
+                seen: 0,
+            },
+            ctx: 512,
+            chunk,
+            kv: Kv::F16,
+            vocab: 10,
+            hidden: 32,
+            kept_states,
+        }
+    }
+}
