@@ -116,6 +116,8 @@ fn main() {
         "gemma3",
         "phi3_longrope",
         "mistral_swa",
+        "qwen3_5",
+        "qwen3_5_hub",
     ] {
         let config = std::fs::read(fixtures.join(format!("models/{model}/config.json"))).expect("a fixture");
         add("safetensors", &joined(&config, &file));

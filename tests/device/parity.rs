@@ -75,6 +75,8 @@ programs! {
     program_of_llama_bias_in_q4_tiled: "llama_bias" Q4Tiled F32;
     program_of_qwen2_in_q8_2f: "qwen2" Q82f F16;
     program_of_qwen3_in_bf16: "qwen3" Bf16 F32;
+    program_of_qwen3_5_in_q8_2f: "qwen3_5" Q82f F16;
+    program_of_qwen3_5_in_q4tp: "qwen3_5" Q4tp F32;
     program_of_qwen3_in_f32: "qwen3" F32 F16;
 }
 

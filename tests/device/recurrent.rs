@@ -283,6 +283,8 @@ fn fused() -> Golden {
     config["model_type"] = "qwen3_next".into();
     config["rope_theta"] = config["rope_parameters"]["rope_theta"].take();
     config["num_experts"] = 8.into();
+    config["num_experts_per_tok"] = 3.into();
+    config["moe_intermediate_size"] = 32.into();
     config["mlp_only_layers"] = json!([0, 1, 2, 3]);
     let object = config.as_object_mut().unwrap();
     object.remove("rope_parameters");
