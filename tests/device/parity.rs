@@ -367,6 +367,25 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
 }
 
 #[test]
+fn experts_at_each_others_places_are_found() {
+    for name in [
+        "moe_glu.q8_row 24x96 3 of 8",
+        "moe_down.f16 24x96 3 of 8",
+        "moe_matmul_glu.q4tp 24x96 3 of 8",
+        "moe_matmul.q8_2f 24x96 3 of 8",
+    ] {
+        let case = case(name);
+        let mut bad = case.rig(u64::MAX).unwrap();
+        // The last two experts; with the rows of one lie the tensor's own scales.
+        let runs = &mut bad.plan.matrices[0].segments[0].runs;
+        let last = runs.len() - 1;
+        let (one, other) = (runs[last].part, runs[last - 1].part);
+        bad.plan.matrices[0].parts.swap(one, other);
+        refused(&bad, &case);
+    }
+}
+
+#[test]
 fn a_wrong_weight_in_a_model_is_found_by_the_name_of_its_step() {
     let device = crate::device();
     let (tensors, _guard) = crate::golden("llama_untied", Dtype::Q8Row);
