@@ -21,6 +21,7 @@ pub mod session;
 pub mod shader;
 pub mod synthetic;
 pub mod text;
+pub mod tools;
 
 pub use engine::Engine;
 pub use error::{Error, Kind, Result};

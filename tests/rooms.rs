@@ -17,6 +17,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("text", &["container", "error"]),
     ("model", &["container", "dtype", "error"]),
     ("convert", &["container", "dtype", "error"]),
+    ("tools", &["container", "convert", "dtype", "error"]),
     (
         "program",
         &["container", "dtype", "error", "kernel", "model", "sampling"],

@@ -1,10 +1,12 @@
 //! `convert`: other people's files to CMF.
 
 use super::output::size;
+use super::shard::gigabytes;
 use super::{Context, Outcome, Result};
 use cmf_gpu::convert::{Event, Options, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::escape;
+use cmf_gpu::tools::shard::convert_to_shards;
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -21,9 +23,13 @@ pub struct Args {
     /// Type of matrices: f32 f16 bf16 q8 q8_2f q4 q4t q4tp vbit q1 q1s q1t
     #[arg(long, env = "CMF_GPU_QUANT", default_value = "q4tp", value_parser = quant, hide_env = true)]
     quant: Dtype,
+    /// Writes several files of at most so many gigabytes (10^9); OUT is a directory or what their names begin with
+    #[arg(long, env = "CMF_GPU_SHARD_MAX_GB", value_name = "GB", value_parser = gigabytes, hide_env = true)]
+    shard_max_gb: Option<u64>,
 }
 
-fn quant(name: &str) -> std::result::Result<Dtype, String> {
+/// A type by the name it is asked for.
+pub fn quant(name: &str) -> std::result::Result<Dtype, String> {
     Dtype::from_quant_name(name).ok_or_else(|| {
         let names: Vec<_> = Dtype::all()
             .map(Dtype::quant_name)
@@ -37,14 +43,25 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let cancel = context.interrupt.graceful();
     let start = Instant::now();
     let mut bar = context.out.progress("converting", false);
-    let report = convert(&args.src, &args.out, &Options { quant: args.quant }, &mut |event| {
+    let going_on = || match cancel.is_cancelled() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    let options = Options { quant: args.quant };
+    let mut progress = |event: Event| {
         let Event::Tensor { done, total, .. } = event;
         bar.set(done as u64, total as u64);
-        match cancel.is_cancelled() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        going_on()
+    };
+    let report = match args.shard_max_gb {
+        None => convert(&args.src, &args.out, &options, &mut progress)?,
+        Some(most) => {
+            convert_to_shards(&args.src, &args.out, most, &options, &mut progress, &mut |_, _| {
+                going_on()
+            })?
+            .0
         }
-    })?;
+    };
     drop(bar);
     for note in &report.notes {
         context.out.note(format!("note: {note}"));

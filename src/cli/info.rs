@@ -3,9 +3,9 @@
 use super::args::whole;
 use super::model::{ModelArgs, open};
 use super::output::{Output, size};
-use super::{Context, Outcome, Result};
+use super::{Context, Outcome, Result, mask, skill};
 use clap::builder::FalseyValueParser;
-use cmf_gpu::container::{Container, TensorInfo, Tensors, hash64, json as strict_json};
+use cmf_gpu::container::{Container, SkillView, TensorInfo, Tensors, hash64};
 use cmf_gpu::engine::sampling_defaults;
 use cmf_gpu::error::escape;
 use cmf_gpu::kernel::Kv;
@@ -59,18 +59,26 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
             Kind::SkillFile,
             "a skill is applied to a model and never run by itself",
         )),
-        false => model::bind(&header.arch, container),
+        false => SkillView::new(container, None)
+            .and_then(|backbone| model::bind(&header.arch, &backbone).map(|model| (backbone, model))),
     };
-    let planned = bound.and_then(|model| plan(&model, container, args.ctx).map(|plan| (model, plan)));
+    let planned = bound.and_then(|(backbone, model)| {
+        let plan = plan(&model, &backbone, args.ctx)?;
+        Ok((backbone, model, plan))
+    });
     let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
     let (params, unused, memory, reason) = match &planned {
-        Ok((model, plan)) => {
+        Ok((backbone, model, plan)) => {
             model
                 .layers
                 .iter()
                 .for_each(|layer| *layers.entry(layer.mixer.name()).or_default() += 1);
-            let unused = model.unused.iter().map(|&id| infos[id].name.as_str()).collect();
-            (model.parameters(container), unused, memory(plan), Value::Null)
+            let unused = model
+                .unused
+                .iter()
+                .map(|&id| backbone.infos()[id].name.as_str())
+                .collect();
+            (model.parameters(backbone), unused, memory(plan), Value::Null)
         }
         Err(err) => (
             infos.iter().map(elements).sum(),
@@ -117,10 +125,10 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
             "top_p": short(sampling.top_p),
             "min_p": short(sampling.min_p),
         },
-        "masks": masks(container),
-        "skills": header.skills,
+        "masks": mask::describe(container),
+        "skills": skill::describe(container),
         "shards": shards,
-        "index": container.index_section().map(|bytes| json!({"bytes": bytes.len()})),
+        "index": index(container),
         "mtp": header.arch.mtp,
         "moe": header.arch.moe,
         "unused": unused,
@@ -136,7 +144,7 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
     object
 }
 
-fn plan(model: &Model, container: &Container, ctx: Option<u32>) -> Result<Plan> {
+fn plan(model: &Model, tensors: &dyn Tensors, ctx: Option<u32>) -> Result<Plan> {
     let trained = model.max_positions.and_then(|positions| u32::try_from(positions).ok());
     let ctx = match ctx {
         None => trained.map_or(DEFAULT_CTX, |trained| trained.min(DEFAULT_CTX)),
@@ -152,7 +160,7 @@ fn plan(model: &Model, container: &Container, ctx: Option<u32>) -> Result<Plan> 
         all_logits: false,
         drafts: 0,
     };
-    program::plan(model, container, &options)
+    program::plan(model, tensors, &options)
 }
 
 fn memory(plan: &Plan) -> Value {
@@ -195,21 +203,20 @@ fn tensor(info: &TensorInfo) -> Value {
     })
 }
 
-/// The list in a masks section: a count, the length of its description, the description. What cannot be read is said.
-fn masks(container: &Container) -> Value {
-    let Some(section) = container.masks_section() else {
-        return json!([]);
+/// The sparse index: how much of which layer it says is active.
+fn index(container: &Container) -> Value {
+    let Some(entries) = container.index() else {
+        return Value::Null;
     };
-    let length = section
-        .get(4..8)
-        .and_then(|bytes| bytes.try_into().ok())
-        .map(u32::from_le_bytes);
-    let meta = length.and_then(|length| section.get(8..)?.get(..length as usize));
-    match meta.map(|meta| strict_json::parse_object(meta, "masks section")) {
-        Some(Ok(meta)) => meta.get("masks").cloned().unwrap_or_else(|| json!([])),
-        Some(Err(err)) => json!([{"error": err.to_string()}]),
-        None => json!([{"error": "Bounds: the masks section is shorter than its description"}]),
-    }
+    let entries: Vec<Value> = entries
+        .iter()
+        .map(|entry| {
+            json!({
+                "task_id": entry.task_id, "layer": entry.layer, "groups": entry.groups.len(), "heads": entry.heads.len()
+            })
+        })
+        .collect();
+    json!({"bytes": container.index_section().map_or(0, <[u8]>::len), "entries": entries})
 }
 
 /// The same for people.
@@ -276,7 +283,11 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
             out.line(format!("{title:<12} {names}"))?;
         }
     }
-    for key in ["index", "mtp", "moe"] {
+    if let Some(entries) = value("index")["entries"].as_array() {
+        let size = bytes(&value("index")["bytes"]);
+        out.line(format!("index        {size}, {} entries", entries.len()))?;
+    }
+    for key in ["mtp", "moe"] {
         if !value(key).is_null() {
             out.line(format!("{key:<12} {}", text(value(key))))?;
         }

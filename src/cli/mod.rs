@@ -9,20 +9,29 @@ mod args;
 mod bench;
 mod chat;
 mod chat_template;
+mod compact;
 mod convert;
+mod defrag;
 mod detokenize;
 mod devices;
+mod diff;
 mod info;
 mod interrupt;
 mod logits;
+mod mask;
 mod model;
+mod moe;
 mod output;
 mod parity;
 mod ppl;
 mod run;
 mod shaders;
+mod shard;
+mod sign;
+mod skill;
 mod tokenize;
 mod verify;
+mod work;
 
 use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind;
@@ -62,6 +71,24 @@ enum Command {
     Info(info::Args),
     /// Checks every hash and every weight of a model file
     Verify(verify::Args),
+    /// Signs the files of a model
+    Sign(sign::Args),
+    /// Shows what two models have not in common
+    Diff(diff::Args),
+    /// Splits a model into several files
+    Shard(shard::Args),
+    /// Writes a model as one file without dead bytes
+    Compact(compact::Args),
+    /// Shows task masks
+    Mask(mask::Args),
+    /// Lists, adds, removes, exports and applies skills
+    Skill(skill::Args),
+    /// Drops the neurons that a task's mask switches off
+    Defrag(defrag::Args),
+    /// Adds a mask that keeps the experts a task uses
+    MoeMask(moe::MaskArgs),
+    /// Drops the experts that a task does not use
+    MoeDefrag(moe::DefragArgs),
     /// Answers a prompt
     Run(run::Args),
     /// Writes teacher-forced logits of every position
@@ -200,6 +227,15 @@ fn dispatch(command: Command, context: &mut Context) -> Result {
         Command::Devices => devices::run(context),
         Command::Info(args) => info::run(args, context),
         Command::Verify(args) => verify::run(args, context),
+        Command::Sign(args) => sign::run(args, context),
+        Command::Diff(args) => diff::run(args, context),
+        Command::Shard(args) => shard::run(args, context),
+        Command::Compact(args) => compact::run(args, context),
+        Command::Mask(args) => mask::run(args, context),
+        Command::Skill(args) => skill::run(args, context),
+        Command::Defrag(args) => defrag::run(args, context),
+        Command::MoeMask(args) => moe::mask(args, context),
+        Command::MoeDefrag(args) => moe::defrag(args, context),
         Command::Run(args) => run::run(args, context),
         Command::Logits(args) => logits::run(args, context),
         Command::Ppl(args) => ppl::run(args, context),

@@ -1,10 +1,12 @@
-//! `verify`: every hash of a file, and every weight a finite number.
+//! `verify`: every hash of a file, every weight a finite number, and the signature if there is one.
 
 use super::model::{ModelArgs, open};
 use super::output::{Output, size};
+use super::work::cancellable;
 use super::{Context, Outcome, Result};
-use cmf_gpu::Error;
-use cmf_gpu::container::Container;
+use cmf_gpu::container::{Container, Failure};
+use cmf_gpu::tools::sign::{self, PublicKey, Verdict};
+use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
 
 /// Flags of `verify`.
@@ -12,6 +14,13 @@ use serde_json::{Value, json};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    /// The public key of the one who must have signed the file, 64 hex digits
+    #[arg(long, env = "CMF_GPU_PUBKEY", value_name = "HEX", value_parser = pubkey, hide_env = true)]
+    pubkey: Option<PublicKey>,
+}
+
+fn pubkey(text: &str) -> std::result::Result<PublicKey, String> {
+    PublicKey::from_hex(text).map_err(|err| err.message)
 }
 
 /// Checks a model before something else is done with it. Errors: the first thing that is wrong.
@@ -31,17 +40,30 @@ pub fn sound(container: &Container, out: &Output) -> Result<()> {
 pub fn run(args: Args, context: &mut Context) -> Result {
     let container = open(&args.model.path(context)?)?;
     let mut bar = context.out.progress("verifying", true);
-    let report = container.verify(&mut |done, total| bar.set(done, total));
+    let mut report = container.verify(&mut |done, total| bar.set(done, total));
     drop(bar);
-    let mut notes = report.notes.clone();
-    for path in container.shard_paths() {
-        let mut signature = path.clone().into_os_string();
-        signature.push(".sig");
-        if std::path::Path::new(&signature).exists() {
-            notes.push(format!("{}: the signature is not checked", signature.display()));
-        }
+    let checked = cancellable("signature", context, &mut |progress| {
+        sign::check(container.shard_paths(), args.pubkey, progress)
+    });
+    let signature = match &checked {
+        Ok(Verdict::Unsigned) => Value::Null,
+        Ok(Verdict::Valid { key, pinned }) => json!({"valid": true, "pubkey": key.to_hex(), "pinned": pinned}),
+        Err(err) if err.kind == Kind::SignatureInvalid => json!({"valid": false, "error": err.message}),
+        Err(_) => Value::Null,
+    };
+    match checked {
+        Ok(Verdict::Valid { key, pinned: false }) => report.notes.push(format!(
+            "signed by {}, a key that is not pinned: --pubkey says whom to trust",
+            key.to_hex()
+        )),
+        Ok(_) => {}
+        Err(error) if error.kind == Kind::SignatureInvalid => report.failures.push(Failure {
+            subject: "signature".into(),
+            error,
+        }),
+        Err(error) => return Err(error),
     }
-    for note in &notes {
+    for note in &report.notes {
         context.out.note(format!("note: {note}"));
     }
     if context.out.json {
@@ -61,8 +83,8 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             "tensors": report.tensors,
             "bytes": report.bytes,
             "failures": failures,
-            "signature": null,
-            "notes": notes,
+            "signature": signature,
+            "notes": report.notes,
         }))?;
     } else {
         let verdict = match report.failures.len() {
@@ -70,9 +92,14 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             1 => "1 failure".to_string(),
             many => format!("{many} failures"),
         };
+        let signed = match signature["pubkey"].as_str() {
+            Some(key) => format!(", signed by {key}"),
+            None => String::new(),
+        };
+        let (tensors, bytes) = (report.tensors, size(report.bytes));
         context
             .out
-            .line(format!("{verdict}: {} tensors, {}", report.tensors, size(report.bytes)))?;
+            .line(format!("{verdict}: {tensors} tensors, {bytes}{signed}"))?;
     }
     for failure in &report.failures {
         super::output::error_line(&failure.error.to_string());

@@ -5,7 +5,11 @@ use super::envelope::{Envelope, LOOP_MASKS, SKILL_FILE, Span};
 use super::file::MappedFile;
 use super::hash::hash64;
 use super::header::Header;
+use super::index::{self, IndexEntry};
+use super::masks::{MaskShape, Masks};
+use super::skills::{self, Skill};
 use super::verify::{self, VerifyReport};
+use super::writer::Sections;
 use super::{TensorId, TensorInfo, Tensors, json, shards};
 use crate::error::{Error, Kind, Result, bail};
 use serde_json::{Map, Value};
@@ -19,7 +23,10 @@ pub(super) struct CmfFile {
     pub envelope: Envelope,
     pub header: Header,
     pub header_json: Map<String, Value>,
-    infos: Vec<TensorInfo>,
+    pub infos: Vec<TensorInfo>,
+    masks: Option<Masks>,
+    index: Option<Vec<IndexEntry>>,
+    skills: Vec<Skill>,
 }
 
 impl CmfFile {
@@ -49,7 +56,19 @@ impl CmfFile {
         }
         let infos = directory::parse(file, &envelope)?;
         check_hash("directory", envelope.directory, envelope.directory_hash, file)?;
+        let shape = MaskShape::of(&header.arch, envelope.features & LOOP_MASKS != 0);
+        let masks = envelope
+            .masks
+            .map(|span| Masks::parse(span.of(file), shape))
+            .transpose()?;
+        let index = envelope
+            .index
+            .map(|span| index::parse(span.of(file), &header.arch, shape.rows));
+        let skills = skills::parse(&header.skills, &header.arch)?;
         Ok(CmfFile {
+            index: index.transpose()?,
+            masks,
+            skills,
             envelope,
             header,
             header_json,
@@ -60,6 +79,28 @@ impl CmfFile {
 
     pub fn path(&self) -> &Path {
         self.mapped.path()
+    }
+
+    /// The optional sections, held against their checksums. Errors: `HashMismatch`.
+    pub fn sections(&self) -> Result<Sections<'_>> {
+        let CmfFile {
+            mapped,
+            envelope,
+            header,
+            ..
+        } = self;
+        mapped.check_length()?;
+        let hashes = &header.section_hashes;
+        let checked = |name: &str, span: Option<Span>, stored: Option<u64>| {
+            let Some(span) = span else { return Ok(None) };
+            check_hash(name, span, stored, mapped.bytes()).map_err(|err| err.context(mapped.path().display()))?;
+            Ok(Some(span.of(mapped.bytes())))
+        };
+        Ok(Sections {
+            vocab: checked("vocab", envelope.vocab, hashes.vocab)?,
+            masks: checked("masks", envelope.masks, hashes.masks)?,
+            index: checked("index", envelope.index, hashes.index)?,
+        })
     }
 
     /// An optional section's bytes.
@@ -157,6 +198,42 @@ impl Container {
     /// The `tokenizer.json` of the model, verbatim.
     pub fn tokenizer_json(&self) -> Option<&[u8]> {
         self.main().section(self.main().envelope.vocab)
+    }
+
+    /// The optional sections, verbatim, held against their checksums: what is carried over must be what was written.
+    ///
+    /// Errors: `HashMismatch`.
+    pub fn sections(&self) -> Result<Sections<'_>> {
+        self.main().sections()
+    }
+
+    /// The task masks, if the file has any.
+    pub fn masks(&self) -> Option<&Masks> {
+        self.main().masks.as_ref()
+    }
+
+    /// The sparse index, if the file has one.
+    pub fn index(&self) -> Option<&[IndexEntry]> {
+        self.main().index.as_deref()
+    }
+
+    /// The registry of skills.
+    pub fn skills(&self) -> &[Skill] {
+        &self.main().skills
+    }
+
+    /// hash64 of the directory of a model in one file: what a skill file names its base by.
+    ///
+    /// Errors: `Usage` for a model in several files, which has no such thing.
+    pub fn directory_hash(&self) -> Result<u64> {
+        let [file] = self.files.as_slice() else {
+            bail!(
+                Usage,
+                "{}: a model in several files has no one directory; compact it first",
+                self.main().path().display()
+            );
+        };
+        Ok(hash64(file.envelope.directory.of(file.mapped.bytes())))
     }
 
     /// The masks section, raw; its blobs are aligned to 8 from its start.

@@ -3,6 +3,7 @@
 //! A file is checked once, when it is opened: envelope, header, directory and the size of every payload. After that its
 //! tensors are plain byte slices of the map. Nothing here knows a network, a kernel or a device.
 
+mod append;
 mod arch;
 mod cmf;
 mod directory;
@@ -11,22 +12,30 @@ mod file;
 pub mod gguf;
 mod hash;
 mod header;
+mod index;
 pub mod json;
+pub mod masks;
 mod memory;
 mod payload;
 pub mod safetensors;
 mod shards;
+pub mod skills;
 mod verify;
 mod writer;
 
+pub use append::Appender;
 pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, NormStyle, Yarn};
 pub use cmf::Container;
 pub(crate) use file::MappedFile;
 pub use hash::hash64;
 pub use header::{Header, SectionHashes, Shard, TokenizerConfig};
+pub use index::IndexEntry;
+pub use masks::{Mask, MaskShape, Masks};
 pub use memory::MemoryTensors;
+pub use shards::{MAX_COUNT as MAX_SHARDS, base_name, shard_path};
+pub use skills::{Selection, Skill, SkillView};
 pub use verify::{Failure, VerifyReport};
-pub use writer::{Sections, TensorSpec, Writer, not_the_output, target, temporary_beside};
+pub use writer::{Sections, TensorSpec, Whole, Writer, not_the_output, target, temporary_beside};
 
 use crate::dtype::Dtype;
 use crate::error::Result;

@@ -7,8 +7,8 @@ use super::header::Shard;
 use crate::error::{Result, bail};
 use std::path::{Path, PathBuf};
 
-/// The name has five digits for the count.
-const MAX_COUNT: u32 = 99_999;
+/// The most files of one model: a name has five digits for their count.
+pub const MAX_COUNT: u32 = 99_999;
 
 /// All files of the model that `opened` is a part of, shard 1 first.
 ///
@@ -119,8 +119,21 @@ fn check_bare(file: &CmfFile) -> Result<()> {
     Ok(())
 }
 
-fn sibling_path(path: &Path, base: &str, Shard { no, count }: Shard) -> PathBuf {
-    path.with_file_name(format!("{base}-{no:05}-of-{count:05}.cmf"))
+fn sibling_path(path: &Path, base: &str, shard: Shard) -> PathBuf {
+    shard_path(path.parent().unwrap_or(Path::new("")), base, shard)
+}
+
+/// Where a part of a model lies, or has to.
+pub fn shard_path(dir: &Path, base: &str, Shard { no, count }: Shard) -> PathBuf {
+    dir.join(format!("{base}-{no:05}-of-{count:05}.cmf"))
+}
+
+/// What the files of a model are named after: a file's name without its ending, and without the number of a part.
+pub fn base_name(path: &Path) -> Option<String> {
+    match name_parts(path) {
+        Some((base, _)) => Some(base),
+        None => Some(path.file_stem()?.to_str()?.to_owned()),
+    }
 }
 
 /// Base, number and count in the name of a shard's file.

@@ -7,7 +7,8 @@ use super::directory::{self, TENSOR_ALIGN};
 use super::envelope::{self, BINARY_MASKS, BLOB_ALIGN, Envelope, LOOP_MASKS, QUANT_2F, SKILL_FILE, Span, TENSOR_DIR};
 use super::hash::hash64;
 use super::header::Header;
-use super::{TensorInfo, json, payload};
+use super::masks::{MaskShape, Masks};
+use super::{Arch, TensorInfo, index, json, payload, skills};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result, bail};
 use serde_json::{Map, Value};
@@ -34,6 +35,8 @@ pub struct Sections<'a> {
     pub vocab: Option<&'a [u8]>,
     /// The masks section.
     pub masks: Option<&'a [u8]>,
+    /// The sparse index. It speaks of the masks and has no meaning without them.
+    pub index: Option<&'a [u8]>,
 }
 
 /// Writes one file, tensor by tensor. Dropped before [`Writer::finish`] it leaves nothing behind.
@@ -42,10 +45,11 @@ pub struct Writer {
     out: BufWriter<NamedTempFile>,
     header: Vec<u8>,
     features: u32,
-    num_loops: usize,
+    arch: Arch,
     data: Span,
     masks: Option<Vec<u8>>,
     vocab: Option<Vec<u8>>,
+    index: Option<Vec<u8>>,
     infos: Vec<TensorInfo>,
     /// How many of `infos` are written.
     written: usize,
@@ -74,7 +78,7 @@ impl Writer {
             }
         }
         let empty = |section: Option<&[u8]>| section.is_some_and(<[u8]>::is_empty);
-        if empty(sections.masks) || empty(sections.vocab) {
+        if [sections.masks, sections.vocab, sections.index].into_iter().any(empty) {
             bail!(Usage, "a section without bytes cannot be written");
         }
         let infos: Vec<TensorInfo> = tensors
@@ -91,6 +95,7 @@ impl Writer {
             .collect();
         let header = complete(header, sections);
         let typed = Header::from_json(&header)?;
+        skills::parse(&typed.skills, &typed.arch)?;
         let features = features(&typed, &infos, sections);
         // The text as it will be read back.
         let header = Value::Object(header).to_string().into_bytes();
@@ -107,10 +112,11 @@ impl Writer {
             out,
             header,
             features,
-            num_loops: typed.arch.num_loops,
+            arch: typed.arch,
             data: Span { off: data_off, len: 0 },
             masks: sections.masks.map(<[u8]>::to_vec),
             vocab: sections.vocab.map(<[u8]>::to_vec),
+            index: sections.index.map(<[u8]>::to_vec),
             infos,
             written: 0,
         })
@@ -120,11 +126,11 @@ impl Writer {
     ///
     /// Errors: `Usage` without masks, or when `arch.num_loops` is 1.
     pub fn with_loop_masks(mut self) -> Result<Writer> {
-        if self.masks.is_none() || self.num_loops == 1 {
+        if self.masks.is_none() || self.arch.num_loops == 1 {
             bail!(
                 Usage,
                 "masks by pass need a masks section and a looped network, arch.num_loops is {}",
-                self.num_loops
+                self.arch.num_loops
             );
         }
         self.features |= LOOP_MASKS;
@@ -135,15 +141,34 @@ impl Writer {
     ///
     /// Errors: `Usage` when every tensor is written, `Parse` for a length that type and shape do not allow, `Io`.
     pub fn write(&mut self, payload: &[u8]) -> Result<()> {
+        self.put_payload(payload, None)
+    }
+
+    /// Writes the payload of the next tensor, of which a checksum is known.
+    ///
+    /// Errors: as [`Writer::write`]; `HashMismatch` when the payload is not the one that `hash` was made of.
+    pub fn copy(&mut self, payload: &[u8], hash: u64) -> Result<()> {
+        self.put_payload(payload, Some(hash))
+    }
+
+    fn put_payload(&mut self, payload: &[u8], stored: Option<u64>) -> Result<()> {
         let count = self.infos.len();
         let Some(info) = self.infos.get_mut(self.written) else {
             bail!(Usage, "all {count} tensors are written");
         };
         payload::check_length(info.dtype, &info.shape, payload)
             .map_err(|err| err.context(format_args!("tensor '{}'", info.name)))?;
+        let hash = hash64(payload);
+        if let Some(stored) = stored.filter(|&stored| stored != hash) {
+            bail!(
+                HashMismatch,
+                "payload of tensor '{}': stored {stored:016x}, found {hash:016x}",
+                info.name
+            );
+        }
         info.offset = self.data.len;
         info.nbytes = payload.len() as u64;
-        info.hash = hash64(payload);
+        info.hash = hash;
         self.written += 1;
         self.data.len = (self.data.len + payload.len() as u64).next_multiple_of(TENSOR_ALIGN);
         let padding = [0; TENSOR_ALIGN as usize];
@@ -155,8 +180,16 @@ impl Writer {
 
     /// Completes the file and gives it its name. Returns its length in bytes.
     ///
-    /// Errors: `Usage` when tensors are missing, `Io`. After an error nothing is left.
-    pub fn finish(mut self) -> Result<u64> {
+    /// Errors: `Usage` when tensors are missing, `Parse` or `Bounds` for sections that could not be opened again, `Io`. After
+    /// an error nothing is left.
+    pub fn finish(self) -> Result<u64> {
+        self.complete()?.publish()
+    }
+
+    /// Completes the file, which still has its temporary name: several that belong together get theirs at the end.
+    ///
+    /// Errors: as [`Writer::finish`].
+    pub fn complete(mut self) -> Result<Whole> {
         if let Some(missing) = self.infos.get(self.written) {
             bail!(
                 Usage,
@@ -165,6 +198,13 @@ impl Writer {
                 self.infos.len(),
                 missing.name
             );
+        }
+        let shape = MaskShape::of(&self.arch, self.features & LOOP_MASKS != 0);
+        if let Some(masks) = &self.masks {
+            Masks::parse(masks, shape)?;
+        }
+        if let Some(index) = &self.index {
+            index::parse(index, &self.arch, shape.rows)?;
         }
         let directory = directory::to_bytes(&self.infos);
         let mut end = self.data.off + self.data.len;
@@ -177,7 +217,7 @@ impl Writer {
             end += span.len;
             Some(span)
         };
-        let (masks, vocab) = (place(&self.masks), place(&self.vocab));
+        let (masks, vocab, index) = (place(&self.masks), place(&self.vocab), place(&self.index));
         let header_end = envelope::LEN + self.header.len() as u64;
         let envelope = Envelope {
             features: self.features,
@@ -192,7 +232,7 @@ impl Writer {
             data: self.data,
             masks,
             vocab,
-            index: None,
+            index,
             header_hash: Some(hash64(&self.header)),
             directory_hash: Some(hash64(&directory)),
         };
@@ -200,14 +240,12 @@ impl Writer {
             .map_err(|err| Error::io(&self.path, &err))?;
         let path = self.path;
         let file = self.out.into_inner().map_err(|err| Error::io(&path, err.error()))?;
-        file.persist(&path).map_err(|err| Error::io(&path, &err.error))?;
-        sync_directory(&path)?;
-        Ok(end)
+        Ok(Whole { path, file, bytes: end })
     }
 
     /// Writes what lies behind the blob, then what lies before it, and waits until the disk has it.
     fn put(&mut self, envelope: &[u8], directory: &[u8], end: u64) -> std::io::Result<()> {
-        for section in [&self.masks, &self.vocab].into_iter().flatten() {
+        for section in [&self.masks, &self.vocab, &self.index].into_iter().flatten() {
             self.out.write_all(section)?;
         }
         self.out.seek(SeekFrom::Start(0))?;
@@ -222,14 +260,35 @@ impl Writer {
     }
 }
 
+/// A file that is written and safe on the disk, but does not have its name yet. Dropped it leaves nothing behind.
+pub struct Whole {
+    path: PathBuf,
+    file: NamedTempFile,
+    bytes: u64,
+}
+
+impl Whole {
+    /// Gives the file its name, replacing a regular file that has it. Returns its length in bytes. Errors: `Io`.
+    pub fn publish(self) -> Result<u64> {
+        let Whole { path, file, bytes } = self;
+        file.persist(&path).map_err(|err| Error::io(&path, &err.error))?;
+        sync_directory(&path)?;
+        Ok(bytes)
+    }
+}
+
 /// `header` with the members that every file has.
-fn complete(header: Map<String, Value>, sections: Sections) -> Map<String, Value> {
+pub(super) fn complete(header: Map<String, Value>, sections: Sections) -> Map<String, Value> {
     let mut complete = Map::new();
     complete.insert("format".into(), "cmf".into());
     complete.insert("version".into(), 2.into());
     let ours = ["format", "version", "section_hashes"];
     complete.extend(header.into_iter().filter(|(key, _)| !ours.contains(&key.as_str())));
-    let named = [("masks", sections.masks), ("vocab", sections.vocab)];
+    let named = [
+        ("masks", sections.masks),
+        ("vocab", sections.vocab),
+        ("index", sections.index),
+    ];
     let hashes: Map<String, Value> = named
         .into_iter()
         .filter_map(|(name, bytes)| Some((name.to_owned(), format!("{:016x}", hash64(bytes?)).into())))
@@ -240,7 +299,7 @@ fn complete(header: Map<String, Value>, sections: Sections) -> Map<String, Value
     complete
 }
 
-fn features(header: &Header, infos: &[TensorInfo], sections: Sections) -> u32 {
+pub(super) fn features(header: &Header, infos: &[TensorInfo], sections: Sections) -> u32 {
     let two_fields = |info: &TensorInfo| matches!(info.dtype, Dtype::Vbit | Dtype::Q82f | Dtype::VbitRo);
     let bits = [
         (BINARY_MASKS, sections.masks.is_some()),

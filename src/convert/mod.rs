@@ -294,6 +294,7 @@ fn write(
     let sections = Sections {
         vocab: vocab.as_deref(),
         masks: masks.as_ref().map(|masks| masks.bytes),
+        index: None,
     };
     let mut writer = Writer::create(out, header, specs, sections)?;
     if masks.is_some_and(|masks| masks.by_pass) {

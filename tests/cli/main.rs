@@ -6,3 +6,4 @@ mod errors;
 #[path = "../golden/mod.rs"]
 mod golden;
 mod streams;
+mod tools;

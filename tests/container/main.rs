@@ -4,9 +4,13 @@ mod interop;
 mod lazy;
 mod malformed;
 mod malformed_header;
+mod masks;
 mod raw;
 mod read;
 mod shards;
+mod sign;
+mod skills;
+mod tools;
 mod write;
 
 use cmf_gpu::Error;

@@ -65,6 +65,9 @@ pub fn header() -> Value {
     })
 }
 
+/// A masks section without masks.
+pub const NO_MASKS: &[u8] = b"\0\0\0\0\x0c\0\0\0{\"masks\":[]}";
+
 /// 1.0, the scale of every payload here.
 const ONE: [u8; 2] = [0x00, 0x3C];
 
@@ -138,7 +141,7 @@ pub fn sample() -> Raw {
         features: 0b111,
         header: header().to_string().into_bytes(),
         records,
-        masks: vec![0; 24],
+        masks: NO_MASKS.to_vec(),
         vocab: b"{\"model\": {}}".to_vec(),
         index: vec![0; 8],
         count: None,

@@ -1,6 +1,6 @@
 //! Reading and verifying sound and almost sound files.
 
-use super::raw::{Raw, header, record, sample};
+use super::raw::{NO_MASKS, Raw, header, record, sample};
 use super::{fixture, on_disk, refusal};
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, LayerType, MemoryTensors, NormStyle, Tensors, VerifyReport, hash64};
@@ -170,7 +170,7 @@ fn skill_files_are_known_by_bit_and_by_record() {
 #[test]
 fn verify_lists_everything_that_is_wrong() {
     let raw = sample().with_header(|h| {
-        h["section_hashes"] = json!({"masks": format!("{:016x}", hash64(&[0; 24])), "index": "00", "vocab": null});
+        h["section_hashes"] = json!({"masks": format!("{:016x}", hash64(NO_MASKS)), "index": "00", "vocab": null});
     });
     let (head, blob) = raw.head_and_blob();
     let mut file = raw.build();
@@ -182,7 +182,8 @@ fn verify_lists_everything_that_is_wrong() {
             .unwrap();
         file[head.len() + at + record.payload.len() - 1] ^= 1;
     }
-    file[head.len() + blob.len()] ^= 1;
+    // A letter of the masks' JSON, which stays JSON.
+    file[head.len() + blob.len() + 10] ^= 1;
     let report = verified(&file);
     let found: Vec<(&str, Kind)> = report
         .failures

@@ -1,6 +1,6 @@
 //! Writing files, and reading them back.
 
-use super::raw::{header, sample};
+use super::raw::{NO_MASKS, header, sample};
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, Sections, TensorSpec, Tensors, Writer};
 use cmf_gpu::dtype::Dtype;
@@ -25,7 +25,8 @@ fn specs() -> Vec<TensorSpec> {
 
 const SECTIONS: Sections = Sections {
     vocab: Some(b"{\"v\": 1}"),
-    masks: Some(&[7; 25]),
+    masks: Some(NO_MASKS),
+    index: Some(&[0; 8]),
 };
 
 fn write(path: &Path) -> u64 {
@@ -72,12 +73,11 @@ fn what_is_written_is_read_back() {
     assert!(report.ok() && report.notes.is_empty(), "{report:?}");
 
     let file = std::fs::read(&path).unwrap();
-    let offsets = [0x10, 0x20, 0x30, 0x40, 0x50].map(|at| u64_at(&file, at));
+    let offsets = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60].map(|at| u64_at(&file, at));
     assert!(
         offsets.is_sorted() && offsets[0] == 128 && offsets[2] % 4096 == 0,
         "{offsets:?}"
     );
-    assert_eq!(u64_at(&file, 0x60), 0, "no index is written");
     assert_eq!(file[0x0C], 0b111, "TENSOR_DIR, BINARY_MASKS, QUANT_2F");
     let again = dir.path().join("again.cmf");
     write(&again);
@@ -106,8 +106,11 @@ fn features_follow_from_the_content() {
             dtype,
             shape,
         }];
-        let masks: Option<&[u8]> = masks.then_some(&[1; 8]);
-        let mut writer = Writer::create(&path, header, specs, Sections { vocab: None, masks }).unwrap();
+        let sections = Sections {
+            masks: masks.then_some(NO_MASKS),
+            ..Sections::default()
+        };
+        let mut writer = Writer::create(&path, header, specs, sections).unwrap();
         if loops {
             writer = writer.with_loop_masks().unwrap();
         }
@@ -200,7 +203,7 @@ fn what_could_not_be_read_back_is_not_written() {
             Vec::new(),
             Sections {
                 vocab: Some(b""),
-                masks: None
+                ..none
             }
         ),
         Kind::Usage

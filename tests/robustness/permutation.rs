@@ -157,7 +157,7 @@ impl Permutation {
         let tokenizer = self.tokenizer().to_string();
         let sections = Sections {
             vocab: Some(tokenizer.as_bytes()),
-            masks: None,
+            ..Sections::default()
         };
         let mut writer = Writer::create(path, header, specs.clone(), sections).unwrap();
         for spec in &specs {

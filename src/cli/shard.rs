@@ -1,0 +1,50 @@
+//! `shard`: a model in several files.
+
+use super::output::size;
+use super::work::cancellable;
+use super::{Context, Outcome, Result};
+use cmf_gpu::error::escape;
+use cmf_gpu::tools::shard::shard;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Flags of `shard`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A .cmf file; of a model in several files, any of them
+    model: PathBuf,
+    /// The most bytes of a file, in gigabytes (10^9); a larger tensor gets a file of its own
+    #[arg(long, env = "CMF_GPU_SHARD_MAX_GB", value_name = "GB", value_parser = gigabytes, hide_env = true)]
+    shard_max_gb: u64,
+    /// A directory that is there, or what the names of the files begin with
+    #[arg(short, long, env = "CMF_GPU_OUT", value_name = "DIR-OR-BASE", hide_env = true)]
+    out: PathBuf,
+}
+
+/// Bytes of a decimal number of gigabytes.
+pub fn gigabytes(text: &str) -> std::result::Result<u64, String> {
+    match text.parse::<f64>().map(|gigabytes| gigabytes * 1e9) {
+        Ok(bytes) if (1.0..1e18).contains(&bytes) => Ok(bytes as u64),
+        _ => Err("wanted a number of gigabytes above 0".into()),
+    }
+}
+
+pub fn run(args: Args, context: &mut Context) -> Result {
+    let (paths, written) = cancellable("splitting", context, &mut |progress| {
+        shard(&args.model, args.shard_max_gb, &args.out, progress)
+    })?;
+    let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    if context.out.json {
+        context
+            .out
+            .json(&json!({"files": paths, "tensors": written.tensors, "bytes": written.bytes}))?;
+    } else {
+        for path in paths {
+            context.out.line(escape(path))?;
+        }
+        context
+            .out
+            .line(format!("{} tensors, {}", written.tensors, size(written.bytes)))?;
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,115 @@
+//! Signatures beside files.
+
+use super::fixture;
+use cmf_gpu::Kind;
+use cmf_gpu::container::Container;
+use cmf_gpu::tools::sign::{PublicKey, Verdict, check, path_beside, sign};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Copies of the given fixtures and two keys, `a` and `b`.
+fn copies(names: &[&str]) -> (TempDir, Vec<PathBuf>) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a"), "01".repeat(32)).unwrap();
+    std::fs::write(dir.path().join("b"), "02".repeat(32)).unwrap();
+    let copy = |name: &&str| {
+        let to = dir.path().join(name);
+        std::fs::copy(fixture("interop").join(name), &to).unwrap();
+        to
+    };
+    let paths = names.iter().map(copy).collect();
+    (dir, paths)
+}
+
+fn signed(model: &Path, key: &Path) -> PublicKey {
+    let signed = sign(model, key, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    signed[0].key
+}
+
+fn checked(paths: &[PathBuf], pinned: Option<PublicKey>) -> Result<Verdict, String> {
+    check(paths, pinned, &mut |_, _| ControlFlow::Continue(())).map_err(|err| {
+        assert_eq!(err.kind, Kind::SignatureInvalid, "{err}");
+        err.message
+    })
+}
+
+#[test]
+fn a_signature_holds_for_one_file_and_one_key() {
+    let (dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
+    assert_eq!(checked(&paths, None), Ok(Verdict::Unsigned));
+    let key = signed(&paths[0], &dir.path().join("a"));
+    assert!(checked(&paths, None) == Ok(Verdict::Valid { key, pinned: false }));
+    assert!(checked(&paths, Some(key)) == Ok(Verdict::Valid { key, pinned: true }));
+    assert_eq!(PublicKey::from_hex(&key.to_hex()), Ok(key));
+
+    let other = signed(&paths[0], &dir.path().join("b"));
+    assert_ne!(other, key);
+    assert!(
+        checked(&paths, Some(key)).unwrap_err().contains("wanted"),
+        "another signer than the pinned one"
+    );
+    signed(&paths[0], &dir.path().join("a"));
+    let mut bytes = std::fs::read(&paths[0]).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&paths[0], bytes).unwrap();
+    assert!(
+        checked(&paths, None)
+            .unwrap_err()
+            .contains("made for a file with SHA-256")
+    );
+    std::fs::remove_file(path_beside(&paths[0])).unwrap();
+    assert!(
+        checked(&paths, Some(key))
+            .unwrap_err()
+            .contains("there is no signature")
+    );
+}
+
+#[test]
+fn what_lies_in_a_signatures_place_is_not_followed() {
+    let (_dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
+    let beside = path_beside(&paths[0]);
+    std::fs::create_dir(&beside).unwrap();
+    assert!(checked(&paths, None).unwrap_err().contains("wanted a regular file"));
+    std::fs::remove_dir(&beside).unwrap();
+    std::fs::write(&beside, vec![b' '; 10 << 20]).unwrap();
+    assert!(checked(&paths, None).unwrap_err().contains("more than"));
+    #[cfg(unix)]
+    {
+        std::fs::remove_file(&beside).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &beside).unwrap();
+        assert!(checked(&paths, None).unwrap_err().contains("wanted a regular file"));
+    }
+}
+
+#[test]
+fn every_shard_is_signed() {
+    let name = |no: u32| format!("llama_tied-q8_row-sharded-0000{no}-of-00003.cmf");
+    let (dir, _) = copies(&[&name(1), &name(2), &name(3)]);
+    let key = signed(&dir.path().join(name(2)), &dir.path().join("a"));
+    let paths = Container::open(&dir.path().join(name(1)))
+        .unwrap()
+        .shard_paths()
+        .to_vec();
+    assert_eq!(checked(&paths, Some(key)), Ok(Verdict::Valid { key, pinned: true }));
+    let third = path_beside(&dir.path().join(name(3)));
+    let good = std::fs::read(&third).unwrap();
+    std::fs::copy(path_beside(&paths[1]), &third).unwrap();
+    assert!(
+        checked(&paths, None).unwrap_err().contains(&name(3)),
+        "that of another shard"
+    );
+    std::fs::remove_file(&third).unwrap();
+    assert!(checked(&paths, None).unwrap_err().contains("not signed"));
+    std::fs::write(&third, good).unwrap();
+    assert!(checked(&paths, None).is_ok());
+}
+
+#[test]
+fn a_cancelled_signature_leaves_nothing() {
+    let (dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
+    let err = sign(&paths[0], &dir.path().join("a"), &mut |_, _| ControlFlow::Break(())).unwrap_err();
+    assert_eq!(err.kind, Kind::Usage);
+    assert!(!path_beside(&paths[0]).exists());
+}

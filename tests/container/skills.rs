@@ -1,0 +1,170 @@
+//! The registry of skills and the view of a model with one of them.
+
+use super::raw::{Raw, record, sample};
+use super::{fixture, on_disk, refusal};
+use cmf_gpu::Kind;
+use cmf_gpu::container::{Container, SkillView, Tensors};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// 64 half floats of 1.0.
+fn ones(rows: usize) -> String {
+    // Three bytes 00 3C 00, 3C 00 3C in base64, then what is left of 128 bytes.
+    let (whole, rest) = (rows * 128 / 6, rows * 128 % 6);
+    let tail = match rest {
+        0 => "",
+        2 => "ADw=",
+        _ => "ADwAPA==",
+    };
+    "ADwAPAA8".repeat(whole) + tail
+}
+
+fn with_skills(skills: Value) -> Raw {
+    sample().with_header(|h| h["skills"] = skills)
+}
+
+#[test]
+fn the_registry_is_typed() {
+    let selection = json!({"metric": "mse", "phi_layer": 1, "mean": ones(1), "basis": ones(2), "rank": 2});
+    let raw = with_skills(json!([
+        {"id": "a", "name": "first", "layers": [0, 1], "selection": selection, "quality": null, "input_mask_task": "t"},
+        {"id": "b", "base_dir_hash": "00ff", "base_arch": "x", "task": "y", "provenance": {"z": 1}, "unknown": 1},
+    ]));
+    let (_dir, path) = on_disk(&raw.build());
+    let container = Container::open(&path).unwrap();
+    let [a, b] = container.skills() else { panic!() };
+    assert_eq!(
+        (a.id.as_str(), a.name.as_deref(), a.layers.as_slice()),
+        ("a", Some("first"), &[0, 1][..])
+    );
+    assert_eq!(
+        (a.input_mask_task.as_deref(), &a.quality, a.base_dir_hash),
+        (Some("t"), &None, None)
+    );
+    let selection = a.selection.as_ref().unwrap();
+    assert_eq!(
+        (selection.phi_layer, selection.rank, selection.metric.as_deref()),
+        (1, 2, Some("mse"))
+    );
+    assert!(selection.mean == [1.0; 64] && selection.basis == [1.0; 128]);
+    assert_eq!((b.base_dir_hash, b.task.as_deref()), (Some(0xff), Some("y")));
+}
+
+#[test]
+fn registries_that_make_no_sense_are_refused() {
+    let selection = |change: fn(&mut Value)| {
+        let mut selection = json!({"phi_layer": 0, "mean": ones(1), "basis": ones(1)});
+        change(&mut selection);
+        json!([{"id": "a", "selection": selection}])
+    };
+    assert_eq!(
+        refusal(&with_skills(selection(|_| ())).build()),
+        Err("was opened".into())
+    );
+    let id = |id: &str| json!([{ "id": id }]);
+    let cases: [(Value, &str); 24] = [
+        (json!({}), "skills"),
+        (json!(["a"]), "wanted an object"),
+        (json!([{}]), "missing field `id`"),
+        (json!([{"id": 1}]), "invalid type"),
+        (id(""), "the id ''"),
+        (id("none"), "the id 'none'"),
+        (id("auto"), "the id 'auto'"),
+        (id(".."), "the id '..'"),
+        (id("a.b"), "the id 'a.b'"),
+        (id("x/y"), "the id 'x/y'"),
+        (id("x\\y"), "the id"),
+        (id("a\u{1b}"), "the id"),
+        (id("a\0"), "the id"),
+        (id(&"x".repeat(10_000)), "the id"),
+        (json!([{"id": "a"}, {"id": "a"}]), "two skills have the id 'a'"),
+        (json!([{"id": "a", "layers": [-1]}]), "header.skills[0]"),
+        (json!([{"id": "a", "base_dir_hash": "zz"}]), "wanted 16 hex digits"),
+        (json!([{"id": "a", "base_dir_hash": ""}]), "wanted 16 hex digits"),
+        (selection(|s| s["mean"] = json!("!")), "mean is no base64"),
+        (
+            selection(|s| s["mean"] = json!(ones(2))),
+            "mean has 128 values, wanted 64",
+        ),
+        (selection(|s| s["basis"] = json!("ADw=")), "basis has 1 values"),
+        (selection(|s| s["rank"] = json!(2)), "basis has 64 values"),
+        (selection(|s| s["phi_layer"] = json!(2)), "phi_layer is 2"),
+        (
+            selection(|s| s["mean"] = json!("AHw=".to_owned())),
+            "mean has a value of inf",
+        ),
+    ];
+    for (skills, says) in cases {
+        let err = refusal(&with_skills(skills.clone()).build()).expect("must be refused");
+        assert!(err.kind == Kind::Parse && err.message.contains(says), "{says}: {err}");
+    }
+}
+
+#[test]
+fn a_tensor_is_read_from_the_skill_where_it_has_it() {
+    let container = Arc::new(Container::open(&fixture("interop/qwen3_mtp-q8-appended.cmf")).unwrap());
+    let backbone = SkillView::new(&*container, None).unwrap();
+    let view = SkillView::new(container.clone(), Some("tail")).unwrap();
+    assert_eq!(
+        (container.infos().len(), backbone.infos().len(), view.infos().len()),
+        (54, 51, 51)
+    );
+    assert!(view.infos().iter().all(|info| !info.name.starts_with("skill.")));
+    let mut replaced = Vec::new();
+    for (id, info) in view.infos().iter().enumerate() {
+        assert_eq!(view.find(&info.name), Some(id));
+        assert_eq!(backbone.infos()[id].name, info.name, "one order for both");
+        let plain = container.find(&info.name).unwrap();
+        let own = container.find(&format!("skill.tail.{}", info.name));
+        assert_eq!(view.bytes(id).unwrap(), container.bytes(own.unwrap_or(plain)).unwrap());
+        assert_eq!(backbone.bytes(id).unwrap(), container.bytes(plain).unwrap());
+        assert_eq!(view.source(id), Some(own.unwrap_or(plain)));
+        if own.is_some() {
+            assert_eq!(
+                (info.dtype.name(), backbone.infos()[id].dtype.name()),
+                ("f16", "q8_row")
+            );
+            replaced.push(info.name.as_str());
+        }
+        view.release(id);
+    }
+    let projection = |name: &str| format!("model.layers.1.mlp.{name}_proj.weight");
+    assert_eq!(replaced, ["down", "gate", "up"].map(projection));
+    assert_eq!(view.bytes(51).unwrap_err().kind, Kind::Usage);
+    let err = SkillView::new(&*container, Some("tial")).map(|_| ()).unwrap_err();
+    assert!(
+        err.kind == Kind::Usage && err.message.contains("there are: tail"),
+        "{err}"
+    );
+}
+
+#[test]
+fn replacements_must_fit() {
+    let view = |name: &str, shape: &[u32], skill: Option<&str>| {
+        let raw = with_skills(json!([{"id": "a"}])).with(|raw| {
+            let elements: u32 = shape.iter().product();
+            raw.records
+                .push(record(name, 1, shape, [0, 0x3C].repeat(elements as usize)));
+        });
+        let (_dir, path) = on_disk(&raw.build());
+        let container = Container::open(&path).unwrap();
+        SkillView::new(&container, skill).map(|view| view.infos().len())
+    };
+    assert_eq!(view("skill.a.f16", &[64], Some("a")), Ok(13));
+    assert_eq!(
+        view("skill.a.f16", &[64], None),
+        Ok(13),
+        "hidden while it is not active"
+    );
+    assert_eq!(
+        view("skill.b.f16", &[64], None),
+        Ok(14),
+        "of no registered skill: a tensor like any other"
+    );
+    assert_eq!(view("skill.a.f16", &[32], Some("a")).unwrap_err().kind, Kind::Parse);
+    assert_eq!(
+        view("skill.a.other", &[64], Some("a")).unwrap_err().kind,
+        Kind::MissingTensor
+    );
+    assert_eq!(view("skill.a.other", &[64], None), Ok(13));
+}
