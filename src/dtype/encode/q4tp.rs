@@ -1,6 +1,7 @@
 //! Encoder of q4tp: 4-bit codes, and per row a ladder of 32 scales, 2^(lo + rung·step), of which each group names a rung.
 
-use super::q4::{Group, pack, squared_error};
+use super::levels::{Group, Levels};
+use super::q4::pack;
 use super::{GROUP, Source, absmax};
 use crate::error::{Kind, Result};
 use half::f16;
@@ -30,7 +31,7 @@ pub fn q4tp(source: &Source, payload: &mut [u8]) -> Result<()> {
     let groups = source.cols / GROUP;
     let rung_bytes = (groups * 5).div_ceil(8);
     let plane_bytes = |rows: usize| [rows * groups * 16, rows * 4, rows * rung_bytes];
-    source.fill(payload, plane_bytes, |first, values, [nibbles, ladders, rungs]| {
+    let filled = source.fill(payload, plane_bytes, |first, values, [nibbles, ladders, rungs]| {
         if absmax(values) >= MAX_LOG.exp2() {
             let at = values
                 .iter()
@@ -57,7 +58,8 @@ pub fn q4tp(source: &Source, payload: &mut [u8]) -> Result<()> {
             }
         }
         Ok(())
-    })
+    });
+    filled.map(drop)
 }
 
 /// Of the ladders tried the one that leaves the row the smallest squared error, and the rung of every group.
@@ -122,7 +124,7 @@ impl Ladder {
         let rung = |log: f32| ((log - self.lo.to_f32()) / step).clamp(0.0, TOP_RUNG);
         let mut best = (0, f32::INFINITY);
         for rung in rung(log - SEARCH.0).floor() as u8..=rung(log + SEARCH.1).ceil() as u8 {
-            let error = squared_error(group, self.scales[usize::from(rung)]);
+            let error = Levels::FOUR_BIT.squared_error(group, self.scales[usize::from(rung)]);
             if error < best.1 {
                 best = (rung, error);
             }
