@@ -58,7 +58,10 @@ impl RouterStats {
         for (layer, frequencies) in &self.layers {
             let (wanted, found) = (experts.get(layer).copied().unwrap_or(0), frequencies.len());
             if wanted != found {
-                bail!(Usage, "router statistics: layer {layer} has {wanted} experts, found {found}");
+                bail!(
+                    Usage,
+                    "router statistics: layer {layer} has {wanted} experts, found {found}"
+                );
             }
         }
         Ok(())
@@ -66,7 +69,10 @@ impl RouterStats {
 
     fn of(&self, expert: &Expert) -> f64 {
         let layer = expert.layer().and_then(|layer| self.layers.get(&layer));
-        layer.and_then(|experts| experts.get(expert.number)).copied().unwrap_or(1.0)
+        layer
+            .and_then(|experts| experts.get(expert.number))
+            .copied()
+            .unwrap_or(1.0)
     }
 }
 

@@ -39,7 +39,11 @@ impl Group {
 
     /// ‖w − ŵ‖ / ‖w‖ against the source's values; 0 where all are zero.
     pub fn relative_error(&self) -> f64 {
-        if self.whole > 0.0 { (self.lost / self.whole).sqrt() } else { 0.0 }
+        if self.whole > 0.0 {
+            (self.lost / self.whole).sqrt()
+        } else {
+            0.0
+        }
     }
 }
 
@@ -59,7 +63,9 @@ pub(super) fn add(
         None => (0.0, 0.0),
     };
     let name = pattern(&tensor.name);
-    let found = groups.iter().position(|group| group.dtype == dtype && group.name == name);
+    let found = groups
+        .iter()
+        .position(|group| group.dtype == dtype && group.name == name);
     let index = found.unwrap_or_else(|| {
         groups.push(Group {
             name,

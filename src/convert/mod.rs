@@ -278,7 +278,10 @@ fn write(
             bail!(Usage, "a mean of {mean} bits is asked for, and no tensor is to be vbit");
         }
         if options.router_stats.is_some() {
-            bail!(Usage, "router statistics are for the bits of vbit, and no tensor is to be vbit");
+            bail!(
+                Usage,
+                "router statistics are for the bits of vbit, and no tensor is to be vbit"
+            );
         }
     }
     if let Some(stats) = &options.router_stats {

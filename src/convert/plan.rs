@@ -30,7 +30,11 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<Vec<Dtype>
         }
     }
     let dtype = |tensor: &Tensor| {
-        let chosen = options.overrides.iter().rev().find(|(glob, _)| matches(glob, &tensor.name));
+        let chosen = options
+            .overrides
+            .iter()
+            .rev()
+            .find(|(glob, _)| matches(glob, &tensor.name));
         let requested = chosen.map_or_else(|| by_role(&tensor.name, options.quant), |&(_, dtype)| dtype);
         storage_dtype(requested, &tensor.data.shape)
     };
@@ -191,12 +195,24 @@ mod tests {
             ("model.layers.0.mlp.gate_proj.weight", Dtype::Q4tp, Dtype::Q8Row),
             ("model.layers.0.mlp.gate.weight", Dtype::F16, Dtype::F16),
             ("model.layers.0.mlp.shared_expert_gate.weight", Dtype::F16, Dtype::F16),
-            ("model.layers.0.mlp.experts.7.gate_proj.weight", Dtype::Q4tp, Dtype::Q8Row),
+            (
+                "model.layers.0.mlp.experts.7.gate_proj.weight",
+                Dtype::Q4tp,
+                Dtype::Q8Row,
+            ),
             ("model.layers.0.linear_attn.in_proj_ba.weight", Dtype::F16, Dtype::F16),
             ("model.layers.0.linear_attn.in_proj_b.weight", Dtype::F16, Dtype::F16),
-            ("model.layers.0.linear_attn.in_proj_qkv.weight", Dtype::Q4tp, Dtype::Q8Row),
+            (
+                "model.layers.0.linear_attn.in_proj_qkv.weight",
+                Dtype::Q4tp,
+                Dtype::Q8Row,
+            ),
         ] {
-            assert_eq!((by_role(name, Dtype::Q4tp), by_role(name, Dtype::Q8Row)), (q4, q8), "{name}");
+            assert_eq!(
+                (by_role(name, Dtype::Q4tp), by_role(name, Dtype::Q8Row)),
+                (q4, q8),
+                "{name}"
+            );
             assert_eq!(by_role(name, Dtype::F32), Dtype::F32);
         }
     }
@@ -204,7 +220,10 @@ mod tests {
     #[test]
     fn experts_and_patterns() {
         let expert = Expert::of("skill.a.model.layers.12.mlp.experts.30.up_proj.weight").unwrap();
-        assert_eq!((expert.layer(), expert.number, expert.role), (Some(12), 30, "up_proj.weight"));
+        assert_eq!(
+            (expert.layer(), expert.number, expert.role),
+            (Some(12), 30, "up_proj.weight")
+        );
         assert!(Expert::of("model.layers.1.mlp.experts.gate_up_proj").is_none());
         assert!(Expert::of("model.layers.1.mlp.shared_expert.up_proj.weight").is_none());
         assert_eq!(

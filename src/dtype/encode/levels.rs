@@ -41,7 +41,15 @@ impl Levels {
     fn extremes(self) -> [f32; 7] {
         let (far, out) = (self.far(), self.far().signum());
         let near = out - far;
-        [far, far + out, far + 0.5 * out, far - 0.5 * out, -near, near, near - 0.5 * out]
+        [
+            far,
+            far + out,
+            far + 0.5 * out,
+            far - 0.5 * out,
+            -near,
+            near,
+            near - 0.5 * out,
+        ]
     }
 
     /// The nearest level of a weight, given 1/scale.
@@ -103,20 +111,14 @@ impl Levels {
         let near = self.far().abs() - 1.0;
         if f16::from_f32(extreme / near).is_infinite() {
             let wanted = format!("wanted a magnitude up to {:e}", f16::MAX.to_f32() * near);
-            return Err(source.refuse(
-                Kind::UnsupportedTensorType,
-                first,
-                index * GROUP + at,
-                &wanted,
-                extreme,
-            ));
+            return Err(source.refuse(Kind::UnsupportedTensorType, first, index * GROUP + at, &wanted, extreme));
         }
         Ok(self.best_scale(group, extreme))
     }
 }
 
 /// The position and the value of the largest magnitude.
-fn extreme(group: &Group) -> (usize, f32) {
+pub fn extreme(group: &Group) -> (usize, f32) {
     let larger = |best: (usize, f32), (at, &value): (usize, &f32)| {
         if value.abs() > best.1.abs() { (at, value) } else { best }
     };

@@ -28,7 +28,11 @@ impl<'a> Score<'a> {
     pub fn new(rms: Option<&'a [f32]>, cols: usize) -> Result<Score<'a>> {
         if let Some(rms) = rms {
             if rms.len() != cols {
-                bail!(Parse, "wanted the root mean square of {cols} inputs, found {}", rms.len());
+                bail!(
+                    Parse,
+                    "wanted the root mean square of {cols} inputs, found {}",
+                    rms.len()
+                );
             }
             if let Some(col) = rms.iter().position(|value| !value.is_finite() || *value < 0.0) {
                 bail!(Parse, "col {col}: wanted a root mean square, found {}", rms[col]);

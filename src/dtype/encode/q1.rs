@@ -1,6 +1,6 @@
 //! Encoders of the types of 1 and 1.6 bits: q1, q1s, q1t. The last two keep outliers as they are, in an overlay.
 
-use super::levels::Group;
+use super::levels::{Group, extreme};
 use super::outliers::{Score, Threshold};
 use super::{GROUP, Source};
 use crate::error::{Kind, Result, bail};
@@ -20,7 +20,12 @@ pub fn q1(source: &Source) -> Result<Vec<u8>> {
 /// Errors: `UnsupportedTensorType` for more than 2^32 weights.
 pub fn q1s(source: &Source, score: &Score, fraction: f64) -> Result<Vec<u8>> {
     if source.rows as u64 * source.cols as u64 > 1 << 32 {
-        bail!(UnsupportedTensorType, "q1s numbers up to 2^32 weights, found {} × {}", source.rows, source.cols);
+        bail!(
+            UnsupportedTensorType,
+            "q1s numbers up to 2^32 weights, found {} × {}",
+            source.rows,
+            source.cols
+        );
     }
     let threshold = score.threshold(source, fraction)?;
     let (mut payload, overlay) = tiles(source, Some(&threshold), sign_tile)?;
@@ -39,7 +44,11 @@ pub fn q1s(source: &Source, score: &Score, fraction: f64) -> Result<Vec<u8>> {
 /// Errors: `UnsupportedTensorType` for more than 2^16 columns or 2^32 outliers.
 pub fn q1t(source: &Source, score: &Score, fraction: f64) -> Result<Vec<u8>> {
     if source.cols > Q1T_COLS {
-        bail!(UnsupportedTensorType, "q1t numbers up to {Q1T_COLS} columns, found {}", source.cols);
+        bail!(
+            UnsupportedTensorType,
+            "q1t numbers up to {Q1T_COLS} columns, found {}",
+            source.cols
+        );
     }
     let threshold = score.threshold(source, fraction)?;
     let (mut payload, overlay) = tiles(source, Some(&threshold), trit_tile)?;
@@ -88,21 +97,37 @@ fn tiles<const BYTES: usize>(
             let (row, col) = (index / groups, index % groups * GROUP);
             let mut outside: Outside = 0;
             if let Some(threshold) = threshold {
-                for (k, &weight) in group.iter().enumerate().filter(|(k, w)| threshold.exceeded(**w, col + k)) {
+                for (k, &weight) in group
+                    .iter()
+                    .enumerate()
+                    .filter(|(k, w)| threshold.exceeded(**w, col + k))
+                {
                     outside |= 1 << k;
                     let value = f16::from_f32(weight);
                     if value.is_infinite() {
                         let wanted = "wanted an outlier that f16 can hold";
-                        return Err(source.refuse(Kind::UnsupportedTensorType, first, index * GROUP + k, wanted, weight));
+                        return Err(source.refuse(
+                            Kind::UnsupportedTensorType,
+                            first,
+                            index * GROUP + k,
+                            wanted,
+                            weight,
+                        ));
                     }
                     let row = first + row;
-                    overlay.push(Outlier { row, col: col + k, value });
+                    overlay.push(Outlier {
+                        row,
+                        col: col + k,
+                        value,
+                    });
                 }
             }
             let (scale, codes) = tile(group, outside);
             if scale.is_infinite() {
                 let wanted = "wanted a group whose mean magnitude f16 can hold";
-                return Err(source.refuse(Kind::UnsupportedTensorType, first, index * GROUP, wanted, group[0]));
+                let (at, weight) = extreme(group);
+                let at = index * GROUP + at;
+                return Err(source.refuse(Kind::UnsupportedTensorType, first, at, wanted, weight));
             }
             bytes[..2].copy_from_slice(&scale.to_le_bytes());
             bytes[2..].copy_from_slice(&codes);
@@ -118,7 +143,11 @@ fn sign_tile(group: &Group, outside: Outside) -> (f16, [u8; 4]) {
     let mut signs = 0u32;
     for (k, &weight) in group.iter().enumerate() {
         signs |= u32::from(weight >= 0.0) << k;
-        sum += if outside >> k & 1 == 0 { f64::from(weight.abs()) } else { 0.0 };
+        sum += if outside >> k & 1 == 0 {
+            f64::from(weight.abs())
+        } else {
+            0.0
+        };
     }
     let count = GROUP as u32 - outside.count_ones();
     (f16::from_f64(sum / f64::from(count.max(1))), signs.to_le_bytes())

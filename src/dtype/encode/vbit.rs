@@ -14,10 +14,19 @@ pub const WIDTHS: [u8; 5] = [3, 4, 5, 6, 8];
 /// scale no f16 holds, and with `table` for rows of more than 2^32 bytes in all.
 pub fn encode(source: &Source, widths: &[u8], table: bool) -> Result<Vec<u8>> {
     if widths.len() != source.rows {
-        bail!(Parse, "wanted {} bit widths, one a row, found {}", source.rows, widths.len());
+        bail!(
+            Parse,
+            "wanted {} bit widths, one a row, found {}",
+            source.rows,
+            widths.len()
+        );
     }
     if let Some(row) = widths.iter().position(|width| !WIDTHS.contains(width)) {
-        bail!(Parse, "row {row}: wanted a width of 3, 4, 5, 6 or 8 bits, found {}", widths[row]);
+        bail!(
+            Parse,
+            "row {row}: wanted a width of 3, 4, 5, 6 or 8 bits, found {}",
+            widths[row]
+        );
     }
     let groups = source.cols / GROUP;
     let mut starts = Vec::with_capacity(source.rows + 1);
@@ -27,35 +36,42 @@ pub fn encode(source: &Source, widths: &[u8], table: bool) -> Result<Vec<u8>> {
     }
     let packed = starts[source.rows];
     if table && u32::try_from(packed).is_err() {
-        bail!(UnsupportedTensorType, "vbit_ro holds rows of 2^32 bytes in all, found {packed}");
+        bail!(
+            UnsupportedTensorType,
+            "vbit_ro holds rows of 2^32 bytes in all, found {packed}"
+        );
     }
     // The table's first word is 0 and belongs to the first row.
     let words = |rows: usize| if table && rows > 0 { rows + 1 } else { 0 };
     let planes = |rows: usize| [rows, rows * groups * 2, words(rows) * 4, starts[rows]];
     let mut payload = vec![0; planes(source.rows).iter().sum()];
-    source.fill(&mut payload, planes, |first, values, [bits, scales, offsets, packed]| {
-        let rows = values.len() / source.cols;
-        let widths = &widths[first..first + rows];
-        bits.copy_from_slice(widths);
-        let ends = starts[first + 1..=first + rows].iter().rev();
-        for (bytes, &end) in offsets.as_rchunks_mut().1.iter_mut().rev().zip(ends) {
-            *bytes = (end as u32).to_le_bytes();
-        }
-        let mut scales = scales.as_chunks_mut().0.iter_mut();
-        let mut rest = packed;
-        for (index, group) in values.as_chunks::<GROUP>().0.iter().enumerate() {
-            let width = widths[index / groups];
-            let levels = Levels::of_bits(width);
-            let scale = levels.checked_scale(source, first, index, group)?;
-            if let Some(bytes) = scales.next() {
-                *bytes = scale.to_le_bytes();
+    source.fill(
+        &mut payload,
+        planes,
+        |first, values, [bits, scales, offsets, packed]| {
+            let rows = values.len() / source.cols;
+            let widths = &widths[first..first + rows];
+            bits.copy_from_slice(widths);
+            let ends = starts[first + 1..=first + rows].iter().rev();
+            for (bytes, &end) in offsets.as_rchunks_mut().1.iter_mut().rev().zip(ends) {
+                *bytes = (end as u32).to_le_bytes();
             }
-            let (bytes, after) = std::mem::take(&mut rest).split_at_mut(usize::from(width) * 4);
-            pack(&levels.codes(group, scale.to_f32()), usize::from(width), bytes);
-            rest = after;
-        }
-        Ok(())
-    })?;
+            let mut scales = scales.as_chunks_mut().0.iter_mut();
+            let mut rest = packed;
+            for (index, group) in values.as_chunks::<GROUP>().0.iter().enumerate() {
+                let width = widths[index / groups];
+                let levels = Levels::of_bits(width);
+                let scale = levels.checked_scale(source, first, index, group)?;
+                if let Some(bytes) = scales.next() {
+                    *bytes = scale.to_le_bytes();
+                }
+                let (bytes, after) = std::mem::take(&mut rest).split_at_mut(usize::from(width) * 4);
+                pack(&levels.codes(group, scale.to_f32()), usize::from(width), bytes);
+                rest = after;
+            }
+            Ok(())
+        },
+    )?;
     Ok(payload)
 }
 
