@@ -269,10 +269,11 @@ fn write(
         masks,
         tensors,
         dropped,
-        notes,
+        mut notes,
     } = model;
     let tensors = plan::order(tensors);
-    let dtypes = plan::dtypes(&tensors, options)?;
+    let (dtypes, chosen) = plan::dtypes(&tensors, options)?;
+    notes.extend(chosen);
     if !dtypes.iter().any(|&dtype| bits::is_vbit(dtype)) {
         if let Some(mean) = options.mean_bits {
             bail!(Usage, "a mean of {mean} bits is asked for, and no tensor is to be vbit");

@@ -5,6 +5,7 @@ use super::{Options, Tensor};
 use crate::dtype::Dtype;
 use crate::dtype::encode::storage_dtype;
 use crate::error::{Result, bail};
+use std::collections::{BTreeMap, HashMap};
 
 /// Small matrices by which a network decides, or that act through an exponential: what little they take is not worth their
 /// error. What stands before and after these words may be anything.
@@ -20,25 +21,60 @@ const SENSITIVE: [&str; 9] = [
     ".dt_bias",
 ];
 
-/// The type of every tensor, in order: what the last matching override asks for, or what suits the tensor's role.
+/// The type of every tensor, in order, and what a person should know about them: the last matching override's, or what suits
+/// the tensor's role, unless the shape does not allow it.
 ///
 /// Errors: `Usage` for an override that matches no name.
-pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<Vec<Dtype>> {
+pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype>, Vec<String>)> {
     for (glob, dtype) in &options.overrides {
         if !tensors.iter().any(|tensor| matches(glob, &tensor.name)) {
             bail!(Usage, "no tensor is called '{glob}', which is to be {}", dtype.name());
         }
     }
-    let dtype = |tensor: &Tensor| {
+    let (mut dtypes, mut outermost, mut sensitive, mut shapes) = (Vec::new(), 0, 0, BTreeMap::new());
+    for tensor in tensors {
         let chosen = options
             .overrides
             .iter()
             .rev()
             .find(|(glob, _)| matches(glob, &tensor.name));
         let requested = chosen.map_or_else(|| by_role(&tensor.name, options.quant), |&(_, dtype)| dtype);
-        storage_dtype(requested, &tensor.data.shape)
-    };
-    Ok(tensors.iter().map(dtype).collect())
+        let dtype = storage_dtype(requested, &tensor.data.shape);
+        if tensor.data.shape.len() > 1 {
+            match requested {
+                _ if dtype != requested => shapes
+                    .entry((requested, dtype))
+                    .or_insert_with(Vec::new)
+                    .push(tensor.name.as_str()),
+                _ if chosen.is_some() || requested == options.quant => {}
+                Dtype::F16 => sensitive += 1,
+                _ => outermost += 1,
+            }
+        }
+        dtypes.push(dtype);
+    }
+    let mut notes = Vec::new();
+    let quant = options.quant.name();
+    if outermost > 0 {
+        notes.push(format!(
+            "embedding and output projection are q8_2f, the other matrices {quant}"
+        ));
+    }
+    if sensitive > 0 {
+        notes.push(format!(
+            "{sensitive} small matrices of routers, gates and recurrences are f16"
+        ));
+    }
+    for ((requested, dtype), names) in shapes {
+        notes.push(format!(
+            "{} of a shape that {} does not have: {}, the first is {}",
+            names.len(),
+            requested.name(),
+            dtype.name(),
+            names[0]
+        ));
+    }
+    Ok((dtypes, notes))
 }
 
 /// What a profile means for a tensor of this name.
@@ -116,7 +152,7 @@ impl<'a> Expert<'a> {
 /// the order of the experts. All else keeps its place; the experts stand where the first of the layer stood.
 pub(super) fn order(tensors: Vec<Tensor>) -> Vec<Tensor> {
     let mut place = Vec::with_capacity(tensors.len());
-    let mut firsts = std::collections::HashMap::new();
+    let mut firsts = HashMap::new();
     for (index, tensor) in tensors.iter().enumerate() {
         place.push(match Expert::of(&tensor.name) {
             Some(expert) => {

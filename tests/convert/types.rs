@@ -306,7 +306,7 @@ fn mixture(dir: &Path) -> std::path::PathBuf {
 fn experts_share_their_bits_and_stand_by_role() {
     let dir = TempDir::new().unwrap();
     let path = mixture(dir.path());
-    let (_dir, _, container) = run(&path, &Options::new(Dtype::VbitRo)).unwrap();
+    let (_dir, report, container) = run(&path, &Options::new(Dtype::VbitRo)).unwrap();
     for layer in 0..2 {
         for role in ["gate_proj", "up_proj", "down_proj"] {
             let means: Vec<f64> = (0..EXPERTS)
@@ -330,6 +330,11 @@ fn experts_share_their_bits_and_stand_by_role() {
     }
     assert_eq!(names, wanted);
     assert_eq!(types(&container)["model.layers.1.mlp.gate.weight"], Dtype::F16);
+    assert!(
+        report.notes.iter().any(|note| note.starts_with("2 small matrices")),
+        "{:?}",
+        report.notes
+    );
 
     // The quietest expert is chosen most: of layer 1 only, and layer 0 stays as it was.
     let stats = RouterStats::from_json(br#"{"layers": {"1": [64, 1, 1, 0]}, "tokens": 5}"#).unwrap();
