@@ -1,6 +1,6 @@
 //! Encoder of q4tp: 4-bit codes, and per row a ladder of 32 scales, 2^(lo + rung·step), of which each group names a rung.
 
-use super::levels::{Group, Levels};
+use super::levels::{Group, Levels, Weighed};
 use super::q4::pack;
 use super::{GROUP, Source, absmax};
 use crate::error::{Kind, Result};
@@ -62,7 +62,7 @@ pub fn q4tp(source: &Source, payload: &mut [u8]) -> Result<()> {
     filled.map(drop)
 }
 
-/// Of the ladders tried the one that leaves the row the smallest squared error, and the rung of every group.
+/// Of the ladders tried the one that leaves the row the smallest error, and the rung of every group.
 fn best_ladder(row: &[Group]) -> (Ladder, Vec<u8>) {
     let mut best = (Ladder::new(f16::ZERO, f16::ZERO), vec![0; row.len()]);
     let mut smallest = f32::INFINITY;
@@ -109,7 +109,7 @@ impl Ladder {
         [lo[0], lo[1], step[0], step[1]]
     }
 
-    /// The rung with the smallest squared error near the one that just avoids clipping, and that error. The lowest rung for a
+    /// The rung with the smallest error near the one that just avoids clipping, and that error. The lowest rung for a
     /// group of zeros.
     fn best_rung(&self, group: &Group) -> (u8, f32) {
         let Some(log) = unclipped_log(group) else {
@@ -122,9 +122,10 @@ impl Ladder {
             self.step.to_f32()
         };
         let rung = |log: f32| ((log - self.lo.to_f32()) / step).clamp(0.0, TOP_RUNG);
+        let weighed = Weighed::new(group);
         let mut best = (0, f32::INFINITY);
         for rung in rung(log - SEARCH.0).floor() as u8..=rung(log + SEARCH.1).ceil() as u8 {
-            let error = Levels::FOUR_BIT.squared_error(group, self.scales[usize::from(rung)]);
+            let error = Levels::FOUR_BIT.error(&weighed, self.scales[usize::from(rung)]);
             if error < best.1 {
                 best = (rung, error);
             }

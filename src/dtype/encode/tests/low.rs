@@ -1,7 +1,7 @@
 //! vbit, q1, q1s and q1t: the best choices found by other means, and payloads read back by the reference decoders.
 
 use super::super::spread;
-use super::{Random, gaussian, matrices, read, round_trip, squared_error, write_with};
+use super::{Random, gaussian, matrices, read, round_trip, squared_error, weighed_error, write_with};
 use crate::dtype::Dtype;
 use crate::dtype::encode::Settings;
 use crate::error::Kind;
@@ -205,7 +205,7 @@ fn every_width_loses_less_than_its_plain_scale() {
                 level * scale
             };
             let plain: Vec<f32> = wanted.iter().map(rounded).collect();
-            let (lost, plain) = (squared_error(found, wanted), squared_error(&plain, wanted));
+            let (lost, plain) = (weighed_error(wanted, found), weighed_error(wanted, &plain));
             assert!(
                 lost <= plain * 1.00001,
                 "{name}, {width} bits, group {index}: {lost:e} against {plain:e}"
