@@ -12,13 +12,19 @@ const RUNGS: usize = 32;
 /// The last rung.
 const TOP_RUNG: f32 = 31.0;
 
-/// How many octaves a ladder may span. Groups further below the row's largest take the lowest rung; what that costs them is
-/// nothing beside the rounding of the largest, whereas a longer ladder would be too coarse for all.
-const MAX_SPAN: f32 = 12.0;
+/// How many octaves a ladder may span, the widest first. Groups further below the row's largest take the lowest rung; what
+/// that costs them may be nothing beside the rounding of the others, for which a longer ladder is too coarse.
+const SPANS: [f32; 4] = [12.0, 9.0, 6.5, 4.5];
 
 /// How many octaves below the smallest scale that avoids clipping a ladder may start: a group may lose less if its largest
 /// weight is clipped, and in a row of few groups there is no lower rung unless the ladder makes one.
 const DROPS: [f32; 2] = [0.0, 0.3];
+
+/// Steps, in octaves, from which on it matters where rungs fall: a group's largest weight is then off by 3 % and more.
+const COARSE: f32 = 0.08;
+
+/// How far a coarse ladder may be moved up, in steps.
+const SHIFTS: [f32; 6] = [0.0, 0.16, 0.33, 0.5, 0.67, 0.84];
 
 /// The octaves below and above the scale that just avoids clipping in which a group's rung is looked for.
 const SEARCH: (f32, f32) = (0.6, 0.2);
@@ -66,7 +72,7 @@ pub fn q4tp(source: &Source, payload: &mut [u8]) -> Result<()> {
 fn best_ladder(row: &[Group]) -> (Ladder, Vec<u8>) {
     let mut best = (Ladder::new(f16::ZERO, f16::ZERO), vec![0; row.len()]);
     let mut smallest = f32::INFINITY;
-    for ladder in DROPS.iter().filter_map(|&drop| Ladder::fit(row, drop)) {
+    for ladder in ladders(row) {
         let (rungs, errors): (Vec<u8>, Vec<f32>) = row.iter().map(|group| ladder.best_rung(group)).unzip();
         let error = errors.iter().sum();
         if error < smallest {
@@ -75,6 +81,29 @@ fn best_ladder(row: &[Group]) -> (Ladder, Vec<u8>) {
         }
     }
     best
+}
+
+/// The ladders to try: up to the largest scale that a group of the row needs to avoid clipping or a little further, from the
+/// smallest one on or below. None for a row of zeros.
+fn ladders(row: &[Group]) -> Vec<Ladder> {
+    let logs = || row.iter().filter_map(unclipped_log);
+    let Some(hi) = logs().reduce(f32::max) else {
+        return Vec::new();
+    };
+    let span = hi - logs().fold(hi, f32::min);
+    let mut ladders = Vec::new();
+    for limit in SPANS.into_iter().filter(|&limit| limit == SPANS[0] || span > limit) {
+        for (drop, shift) in DROPS.iter().flat_map(|&drop| SHIFTS.map(|shift| (drop, shift))) {
+            let wanted = (span.min(limit) + drop) / TOP_RUNG;
+            if shift > 0.0 && wanted < COARSE {
+                continue;
+            }
+            let lo = f16::from_f32(hi - span.min(limit) - drop);
+            let step = f16::from_f32((hi + shift * wanted - lo.to_f32()).max(0.0) / TOP_RUNG);
+            ladders.push(Ladder::new(lo, step));
+        }
+    }
+    ladders
 }
 
 /// A row's scales. `lo` and `step` are the rounded values that the payload holds.
@@ -92,16 +121,6 @@ impl Ladder {
             step,
             scales: std::array::from_fn(scale),
         }
-    }
-
-    /// The ladder up to the largest scale that a group of the row needs to avoid clipping, from `drop` octaves below the
-    /// smallest one on. `None` for a row of zeros.
-    fn fit(row: &[Group], drop: f32) -> Option<Ladder> {
-        let logs = || row.iter().filter_map(unclipped_log);
-        let hi = logs().reduce(f32::max)?;
-        let lo = f16::from_f32(logs().fold(hi, f32::min).max(hi - MAX_SPAN) - drop);
-        let step = f16::from_f32((hi - lo.to_f32()).max(0.0) / TOP_RUNG);
-        Some(Ladder::new(lo, step))
     }
 
     fn to_bytes(&self) -> [u8; 4] {
