@@ -1,25 +1,12 @@
 //! Which type every tensor gets. Knows names and shapes, no values.
 
-use super::family::{EMBED, LM_HEAD};
+use super::experts::routes;
+use super::family::{EMBED, LM_HEAD, steers};
 use super::{Options, Tensor};
 use crate::dtype::Dtype;
 use crate::dtype::encode::storage_dtype;
 use crate::error::{Result, bail};
 use std::collections::{BTreeMap, HashMap};
-
-/// Small matrices by which a network decides, or that act through an exponential: what little they take is not worth their
-/// error. What stands before and after these words may be anything.
-const SENSITIVE: [&str; 9] = [
-    ".mlp.gate.",
-    ".shared_expert_gate.",
-    ".expert_bias",
-    ".in_proj_a.",
-    ".in_proj_b.",
-    ".in_proj_ba.",
-    ".conv1d.",
-    ".A_log",
-    ".dt_bias",
-];
 
 /// The type of every tensor, in order, and what a person should know about them: the last matching override's, or what suits
 /// the tensor's role, unless the shape does not allow it.
@@ -82,7 +69,8 @@ fn by_role(name: &str, quant: Dtype) -> Dtype {
     if matches!(quant, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
         return quant;
     }
-    if SENSITIVE.iter().any(|word| name.contains(word)) {
+    // They are small, and what they get wrong is not a little of every weight but a choice, or a decay.
+    if routes(name) || steers(name) || name.ends_with("conv1d.weight") {
         return Dtype::F16;
     }
     let eight_bit = matches!(quant, Dtype::Q8Row | Dtype::Q82f);
