@@ -150,7 +150,7 @@ fn main() {
         Dtype::Q4tp,
     ] {
         let out = dir.path().join("out.cmf");
-        convert(dir.path(), &out, &Options { quant }, &mut |_| ControlFlow::Continue(())).expect("a conversion");
+        convert(dir.path(), &out, &Options::new(quant), &mut |_| ControlFlow::Continue(())).expect("a conversion");
         add("cmf", &std::fs::read(out).expect("a file"));
     }
     add(

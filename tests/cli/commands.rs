@@ -481,6 +481,31 @@ fn convert_reports_and_requantises() {
     assert_eq!(report["bytes"], std::fs::metadata(&out).unwrap().len());
     let info = run(&["info", &out, "--json"]).json();
     assert!(keys(&info["bytes_by_dtype"]).contains(&"q8_row"));
+    let down = "*.mlp.down_proj.weight=q8";
+    let report = [
+        "convert",
+        model(),
+        "-o",
+        &out,
+        "--quant",
+        "vbit",
+        "--mean-bits",
+        "3.5",
+        "--tensor-quant",
+        down,
+    ];
+    let report = run(&[&report[..], &["--json"]].concat()).json();
+    let groups = report["groups"].as_array().unwrap();
+    has(
+        &groups[0],
+        &["name", "dtype", "tensors", "bytes", "bits_per_weight", "relative_error"],
+    );
+    let group = |name: &str| groups.iter().find(|group| group["name"] == name).unwrap();
+    assert_eq!(group("model.layers.*.mlp.down_proj.weight")["dtype"], "q8_row");
+    let up = group("model.layers.*.mlp.up_proj.weight");
+    assert_eq!(up["dtype"], "vbit_ro");
+    assert!((0.01..0.5).contains(&up["relative_error"].as_f64().unwrap()), "{up}");
+    assert!((3.9..4.5).contains(&up["bits_per_weight"].as_f64().unwrap()), "{up}");
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn device() -> Arc<Device> {
 fn golden(name: &str, quant: Dtype) -> (Arc<Container>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.cmf");
-    convert(&golden::dir(name), &file, &Options { quant }, &mut |_| {
+    convert(&golden::dir(name), &file, &Options::new(quant), &mut |_| {
         ControlFlow::Continue(())
     })
     .unwrap();

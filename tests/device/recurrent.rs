@@ -290,7 +290,7 @@ fn fused() -> Golden {
     object.remove("rope_parameters");
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let out = dir.path().join("model.cmf");
-    let options = Options { quant: Dtype::F16 };
+    let options = Options::new(Dtype::F16);
     convert(dir.path(), &out, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     let container = Container::open(&out).unwrap();
     assert!(
