@@ -19,7 +19,7 @@ mod shards;
 mod verify;
 mod writer;
 
-pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, NormStyle, Yarn};
+pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, Yarn};
 pub use cmf::Container;
 pub(crate) use file::MappedFile;
 pub use hash::hash64;

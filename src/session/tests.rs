@@ -65,6 +65,7 @@ fn session(step: Duration, cancelled_at: usize, kept_states: Option<u32>) -> (Se
         planes: None,
         bindings: Vec::new(),
         grid: Grid::One,
+        columns: 1,
     };
     let program = Program {
         steps: vec![step_of_nothing; STEPS],
@@ -80,6 +81,7 @@ fn session(step: Duration, cancelled_at: usize, kept_states: Option<u32>) -> (Se
             settings: 0,
             tokens: 0,
             seen: 0,
+            head: None,
         },
         ctx: 512,
         chunk: CHUNK,
@@ -87,6 +89,7 @@ fn session(step: Duration, cancelled_at: usize, kept_states: Option<u32>) -> (Se
         vocab: 10,
         hidden: 32,
         kept_states,
+        drafts: 0,
     };
     let (cancel, log) = (Cancel::new(), Log::default());
     let pretender = Pretender {

@@ -3,6 +3,7 @@
 mod experts;
 #[path = "../golden/mod.rs"]
 mod golden;
+mod columns;
 mod goldens;
 mod host;
 mod interop;

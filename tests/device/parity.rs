@@ -327,6 +327,9 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "moe_matmul.q8_row 24x96 3 of 8",
         "moe_combine 4 of 60",
         "sample 257 spread",
+        "last_column 96",
+        "round_begin 3 drafts",
+        "draft 257 spread",
     ] {
         let case = case(name);
         let mut bad = case.rig(u64::MAX).unwrap();
@@ -357,6 +360,9 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::MoeMatmul(p) => p.y_stride -= 1,
             Op::MoeCombine(p) => p.top_k -= 1,
             Op::Sample(p) => p.vocab /= 2,
+            Op::LastColumn(p) => p.vectors -= 1,
+            Op::RoundBegin(p) => p.depth += 1,
+            Op::Draft(p) => p.number += 1,
         }
         changed.insert(step.op.kernel().stem());
         refused(&bad, &case);
