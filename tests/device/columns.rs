@@ -5,18 +5,12 @@ use cmf_gpu::parity::{self, Case, Rig, Round, cases};
 use cmf_gpu::program::{BufferId, Ctl, Extent};
 use std::sync::Arc;
 
-/// What a round leaves in the buffers that the rig writes, by label.
-fn outputs(device: &Arc<Device>, rig: &Rig, round: Round) -> Vec<(String, Vec<u32>)> {
-    let rig = Rig {
-        rounds: vec![round],
-        ..rig.clone()
-    };
-    let step = &rig.plan.programs[0].steps[0];
-    let mut written: Vec<BufferId> = step.writes().iter().map(|write| write.1).collect();
-    written.sort_unstable();
-    let label = |&buffer: &BufferId| rig.plan.buffers[buffer].label.clone();
-    let labels: Vec<_> = written.iter().map(label).collect();
-    labels.into_iter().zip(parity::outputs(device, &rig).unwrap()).collect()
+/// What each round leaves in each of the buffers that the rig writes.
+fn outputs(device: &Arc<Device>, rig: &Rig, rounds: Vec<Round>) -> Vec<Vec<Vec<u32>>> {
+    let count = rounds.len();
+    let rig = Rig { rounds, ..rig.clone() };
+    let all = parity::outputs(device, &rig).unwrap();
+    all.chunks(all.len() / count).map(<[_]>::to_vec).collect()
 }
 
 /// The round of one column of another round, whose inputs hold a whole number of columns each.
@@ -25,7 +19,7 @@ fn alone(rig: &Rig, round: &Round, column: usize, columns: usize) -> Round {
         if *buffer == rig.plan.fixed.ctl {
             let ctl = Ctl {
                 columns: 1,
-                ..bytemuck::pod_read_unaligned(bytemuck::cast_slice(&words[..16]))
+                ..bytemuck::pod_read_unaligned(bytemuck::cast_slice(words))
             };
             return (*buffer, bytemuck::cast_slice(&[ctl]).to_vec());
         }
@@ -44,21 +38,21 @@ fn alone(rig: &Rig, round: &Round, column: usize, columns: usize) -> Round {
 fn each_column_alone(device: &Arc<Device>, case: &Case, rig: &Rig) {
     let round = &rig.rounds[0];
     let columns = rig.plan.programs[0].steps[0].columns as usize;
-    let together = outputs(device, rig, round.clone());
+    let together = outputs(device, rig, vec![round.clone()]);
     let mut narrow = rig.clone();
     narrow.plan.programs[0].steps.iter_mut().for_each(|step| step.columns = 1);
-    for column in 0..columns {
-        let alone = outputs(device, &narrow, alone(rig, round, column, columns));
-        for ((label, together), (_, alone)) in together.iter().zip(&alone) {
-            // What one column takes, its padding included, is what a run of it alone has written.
+    let single = (0..columns).map(|column| alone(rig, round, column, columns)).collect();
+    for (column, single) in outputs(device, &narrow, single).iter().enumerate() {
+        for (number, (alone, together)) in single.iter().zip(&together[0]).enumerate() {
+            // The buffer ends with words that nothing writes; columns take whole units.
             let unset = alone[alone.len() - 1];
-            let stride = match label.as_str() {
-                "squares" => (alone.iter().rposition(|&word| word != unset).unwrap() + 1).next_multiple_of(32),
-                _ => (alone.iter().rposition(|&word| word != unset).unwrap() + 1).next_multiple_of(32),
-            };
-            let wanted = &alone[..stride];
-            let found = &together[column * stride..][..stride];
-            assert!(found == wanted, "{}: {label} of column {column} of {columns} differs", case.name());
+            let written = alone.iter().rposition(|&word| word != unset).unwrap() + 1;
+            let found = &together[column * written.next_multiple_of(32)..][..written];
+            assert!(
+                found == &alone[..written],
+                "{}: output {number} of column {column} of {columns} differs",
+                case.name()
+            );
         }
     }
 }

@@ -11,6 +11,7 @@ mod invariance;
 mod mixed;
 mod parity;
 mod recurrent;
+mod speculation;
 
 use cmf_gpu::container::Container;
 use cmf_gpu::convert::{Options, convert};
