@@ -327,7 +327,6 @@ impl Bound<'_> {
         }
         Ok(())
     }
-
 }
 
 /// h·g, and the sum of h² over every 4 elements.

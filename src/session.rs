@@ -125,7 +125,11 @@ impl Answering<'_> {
             }
         }
         if ctl.stop == 2 {
-            bail!(NonFinite, "the logits at position {} are not finite numbers", self.position());
+            bail!(
+                NonFinite,
+                "the logits at position {} are not finite numbers",
+                self.position()
+            );
         }
         Ok(None)
     }

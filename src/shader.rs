@@ -96,7 +96,10 @@ pub fn all_variants() -> Vec<Variant> {
         let widths: &[u32] = if kernel.is_wide() { &[1, 2, 4, 8] } else { &[1] };
         for &planes in &planes {
             for &kv in &kvs {
-                for (&team, &columns) in teams.iter().flat_map(|team| widths.iter().map(move |width| (team, width))) {
+                for (&team, &columns) in teams
+                    .iter()
+                    .flat_map(|team| widths.iter().map(move |width| (team, width)))
+                {
                     let halves: &[bool] = if planes.is_some_and(Planes::has_halves) {
                         &[true, false]
                     } else {

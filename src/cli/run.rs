@@ -326,7 +326,10 @@ fn request(args: &Args, context: &Context) -> Result<Request> {
 }
 
 fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Output) -> Result<()> {
-    answer.notices.iter().for_each(|notice| out.note(format!("note: {notice}")));
+    answer
+        .notices
+        .iter()
+        .for_each(|notice| out.note(format!("note: {notice}")));
     out.note(summary(answer));
     if !out.json {
         return Ok(());

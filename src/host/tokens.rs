@@ -20,7 +20,11 @@ impl Bound<'_> {
         }
         let columns = ctl.columns as usize;
         if columns >= ctl.tokens.len() {
-            bail!(Usage, "{columns} columns of logits, wanted at most {}", ctl.tokens.len() - 1);
+            bail!(
+                Usage,
+                "{columns} columns of logits, wanted at most {}",
+                ctl.tokens.len() - 1
+            );
         }
         (ctl.count, ctl.drafted) = (0, ctl.columns.saturating_sub(1));
         for column in 0..columns {

@@ -291,18 +291,28 @@ impl Binder<'_> {
             ("model.mtp", ["enorm", "hnorm", "eh_proj"]),
             ("mtp", ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc"]),
         ];
-        let there = |(at, [_, _, proj]): &(&str, [&str; 3])| self.tensors.find(&format!("{at}.{proj}.weight")).is_some();
+        let there =
+            |(at, [_, _, proj]): &(&str, [&str; 3])| self.tensors.find(&format!("{at}.{proj}.weight")).is_some();
         let Some((at, [enorm, hnorm, eh_proj])) = spellings.into_iter().find(there) else {
             return Ok(None);
         };
         let mut layers = Vec::new();
         let prefix = |i: usize| format!("{at}.layers.{i}");
-        while self.tensors.infos().iter().any(|info| info.name.starts_with(&format!("{}.", prefix(layers.len())))) {
+        while self
+            .tensors
+            .infos()
+            .iter()
+            .any(|info| info.name.starts_with(&format!("{}.", prefix(layers.len()))))
+        {
             let i = layers.len();
             layers.push(self.layer(arch, arch.num_layers + i, &prefix(i), ropes)?);
         }
         if layers.is_empty() {
-            bail!(MissingTensor, "the draft head '{at}.*' has no tensors '{}.*'", prefix(0));
+            bail!(
+                MissingTensor,
+                "the draft head '{at}.*' has no tensors '{}.*'",
+                prefix(0)
+            );
         }
         Ok(Some(Mtp {
             enorm: self.vector(&format!("{at}.{enorm}.weight"), hidden)?,

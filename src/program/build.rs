@@ -1,9 +1,11 @@
 //! From a [`Model`] to a [`Plan`]: buffers and weights are listed, then one walk over the layers writes the programs.
 
 use super::delta_net::projected;
-use super::walk::{Mode, Scratch, Walk};
 use super::draft::Network;
-use super::{ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, HeadBuffers, Matrix, MatrixId, Piece, Plan, Program, Stacking};
+use super::walk::{Mode, Scratch, Walk};
+use super::{
+    ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, HeadBuffers, Matrix, MatrixId, Piece, Plan, Program, Stacking,
+};
 use super::{Vector, VectorId, moe, weights};
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::Planes;
@@ -42,7 +44,12 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     };
     let chunk = options.chunk as usize;
     if options.drafts >= MAX_COLUMNS {
-        bail!(Usage, "{} drafts a round, wanted at most {}", options.drafts, MAX_COLUMNS - 1);
+        bail!(
+            Usage,
+            "{} drafts a round, wanted at most {}",
+            options.drafts,
+            MAX_COLUMNS - 1
+        );
     }
     if options.drafts != 0 && model.has_experts() {
         bail!(
@@ -199,7 +206,11 @@ impl Builder<'_> {
     /// Activations for `columns` decoded side by side and for a chunk, as wide as the widest layer needs.
     fn scratch(&mut self, model: &Model, ctl: BufferId, columns: usize) -> Result<[Scratch; 2]> {
         let drafting = model.mtp.iter().filter(|_| self.options.drafts != 0);
-        let layers: Vec<&Layer> = model.layers.iter().chain(drafting.flat_map(|mtp| &mtp.layers)).collect();
+        let layers: Vec<&Layer> = model
+            .layers
+            .iter()
+            .chain(drafting.flat_map(|mtp| &mtp.layers))
+            .collect();
         let widest = |f: &dyn Fn(&Layer) -> usize| layers.iter().map(|layer| f(layer)).max().unwrap_or(0);
         // Heads of attention, elements of a column of projections, and of what the output projection reads.
         let mixer = |layer: &Layer| match &layer.mixer {

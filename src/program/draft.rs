@@ -63,13 +63,7 @@ struct Head {
 impl Walk<'_> {
     /// Plans the head for rounds of up to `depth` drafts. Errors: those of the builder, and `UnsupportedModel` for widths
     /// whose halves are no whole units.
-    pub(super) fn draft_head(
-        &mut self,
-        mtp: &Mtp,
-        network: &Network,
-        depth: u32,
-        columns: u32,
-    ) -> Result<DraftHead> {
+    pub(super) fn draft_head(&mut self, mtp: &Mtp, network: &Network, depth: u32, columns: u32) -> Result<DraftHead> {
         let (hidden, chunk) = (self.model.hidden, self.b.options.chunk as usize);
         let Some(buffers) = self.fixed.head else {
             bail!(Usage, "the plan has no buffers for the draft head");
@@ -91,7 +85,9 @@ impl Walk<'_> {
             enorm: self.vector("draft.enorm".into(), mtp.enorm),
             hnorm: self.vector("draft.hnorm".into(), mtp.hnorm),
             norm: self.vector("draft.norm".into(), mtp.norm),
-            eh_proj: self.b.matrix("draft.eh_proj".into(), &[mtp.eh_proj.weight], Stacking::Rows)?,
+            eh_proj: self
+                .b
+                .matrix("draft.eh_proj".into(), &[mtp.eh_proj.weight], Stacking::Rows)?,
         };
         self.decode = Scratch {
             ctl: buffers.ctl,
@@ -215,7 +211,9 @@ impl Walk<'_> {
             vocab: self.model.vocab as u32,
             number,
         });
-        let bindings = [network.logits, self.fixed.ctl, self.decode.ctl].map(Bind::Buffer).to_vec();
+        let bindings = [network.logits, self.fixed.ctl, self.decode.ctl]
+            .map(Bind::Buffer)
+            .to_vec();
         self.push(Mode::Decode, "draft", op, None, bindings);
     }
 }

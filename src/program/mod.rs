@@ -317,7 +317,10 @@ pub struct Program {
 impl Program {
     /// The same steps for so many columns side by side.
     fn widened(&self, columns: u32) -> Program {
-        let wide = |step: &Step| Step { columns, ..step.clone() };
+        let wide = |step: &Step| Step {
+            columns,
+            ..step.clone()
+        };
         Program {
             steps: self.steps.iter().map(wide).collect(),
             ..self.clone()

@@ -14,7 +14,9 @@ pub(super) fn drafts(history: &[u32], most: usize) -> &[u32] {
         };
         let wanted = &history[known..];
         // An occurrence that ends before the history does, so that something follows it.
-        let found = history[..history.len() - 1].windows(length).rposition(|window| window == wanted);
+        let found = history[..history.len() - 1]
+            .windows(length)
+            .rposition(|window| window == wanted);
         if let Some(at) = found {
             let next = at + length;
             return &history[next..history.len().min(next + most)];

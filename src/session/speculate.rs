@@ -329,7 +329,10 @@ impl Session {
             let columns = 1 + drafts.len() as u32;
             let which = if drafts.is_empty() { Which::Decode } else { Which::Round };
             if which == Which::Round {
-                ctl.tokens[1..].iter_mut().zip(drafts).for_each(|(to, &draft)| *to = draft);
+                ctl.tokens[1..]
+                    .iter_mut()
+                    .zip(drafts)
+                    .for_each(|(to, &draft)| *to = draft);
                 ctl.columns = columns;
                 self.write_ctl(&ctl)?;
             }
@@ -427,7 +430,10 @@ mod tests {
         for (stands, other) in [(1, true), (0, false)] {
             let mut drafting = drafting(Trial::First(0, 0));
             rounds(&mut drafting, 8, 4, 0);
-            assert_eq!((drafting.round(), drafting.prefill()), (Which::OtherRound, Which::OtherPrefill));
+            assert_eq!(
+                (drafting.round(), drafting.prefill()),
+                (Which::OtherRound, Which::OtherPrefill)
+            );
             rounds(&mut drafting, 8, 4, stands);
             assert_eq!((drafting.trial, drafting.other_reading), (Trial::Settled, other));
             assert_eq!(drafting.notices.len(), 1);

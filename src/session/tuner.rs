@@ -65,20 +65,28 @@ mod tests {
     use super::*;
 
     fn rounds(tuner: &mut Tuner, count: u32, tokens: u32, ms: u64) -> Vec<Option<Loss>> {
-        (0..count).map(|_| tuner.round(tokens, Duration::from_millis(ms))).collect()
+        (0..count)
+            .map(|_| tuner.round(tokens, Duration::from_millis(ms)))
+            .collect()
     }
 
     #[test]
     fn a_window_is_judged_as_a_whole() {
         let mut tuner = Tuner::default();
-        assert!(rounds(&mut tuner, 64, 1, 1000).iter().all(Option::is_none), "nothing to compare with");
+        assert!(
+            rounds(&mut tuner, 64, 1, 1000).iter().all(Option::is_none),
+            "nothing to compare with"
+        );
         tuner.calibrate(Duration::from_millis(10));
         // Two tokens in the time of one and a half.
         assert!(rounds(&mut tuner, 64, 2, 15).iter().all(Option::is_none));
         let verdicts = rounds(&mut tuner, WINDOW, 1, 15);
         assert!(verdicts[..WINDOW as usize - 1].iter().all(Option::is_none));
         let loss = verdicts[WINDOW as usize - 1].unwrap();
-        assert!((loss.tokens - 1.0).abs() < 1e-9 && (loss.cost - 1.5).abs() < 1e-9, "{loss:?}");
+        assert!(
+            (loss.tokens - 1.0).abs() < 1e-9 && (loss.cost - 1.5).abs() < 1e-9,
+            "{loss:?}"
+        );
     }
 
     #[test]

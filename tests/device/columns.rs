@@ -40,7 +40,10 @@ fn each_column_alone(device: &Arc<Device>, case: &Case, rig: &Rig) {
     let columns = rig.plan.programs[0].steps[0].columns as usize;
     let together = outputs(device, rig, vec![round.clone()]);
     let mut narrow = rig.clone();
-    narrow.plan.programs[0].steps.iter_mut().for_each(|step| step.columns = 1);
+    narrow.plan.programs[0]
+        .steps
+        .iter_mut()
+        .for_each(|step| step.columns = 1);
     let single = (0..columns).map(|column| alone(rig, round, column, columns)).collect();
     for (column, single) in outputs(device, &narrow, single).iter().enumerate() {
         for (number, (alone, together)) in single.iter().zip(&together[0]).enumerate() {
@@ -82,7 +85,10 @@ fn products_side_by_side_are_those_of_single_columns() {
         let (compared, widths) = wide_cases(&device);
         assert_eq!(widths, [2, 4, 8].into(), "{:?}", device.team());
         // Three kernels in three widths, for every type of weights.
-        let types = cases().iter().filter(|case| case.name().ends_with(" 33x96 bias") && case.kind().starts_with("matvec_add.")).count();
+        let types = cases()
+            .iter()
+            .filter(|case| case.name().ends_with(" 33x96 bias") && case.kind().starts_with("matvec_add."))
+            .count();
         assert!(types >= 8 && compared >= 9 * types, "{compared} of {types} types");
     }
 }

@@ -1,9 +1,9 @@
 //! What needs a device: kernels, programs and whole models. A test that finds no adapter fails; software Vulkan counts.
 
+mod columns;
 mod experts;
 #[path = "../golden/mod.rs"]
 mod golden;
-mod columns;
 mod goldens;
 mod host;
 mod interop;

@@ -117,43 +117,62 @@ fn ask(session: &mut Session, prompt: &[u32], ask: &Ask) -> Answer {
 const PROMPT: [u32; 7] = [51, 457, 310, 294, 82, 262, 220];
 
 /// A long greedy answer with any number of drafts; the share of drafts that stood.
-fn greedy_answers_are_the_same(name: &str, drafts: &[u32]) -> f64 {
+fn long_answers_are_the_same(name: &str, drafts: &[u32], asked: &Ask) -> f64 {
     let network = Network::golden(name);
-    let plain = ask(&mut network.session(0, 640), &PROMPT, &greedy(520));
+    let plain = ask(&mut network.session(0, 640), &PROMPT, asked);
     assert_eq!((plain.tokens.len(), plain.finish), (520, Finish::Length));
     let (mut all, mut stood) = (0, 0);
     for &k in drafts {
         let mut session = network.session(k, 640);
-        let found = ask(&mut session, &PROMPT, &greedy(520));
+        let found = ask(&mut session, &PROMPT, asked);
         assert!(found == plain, "{name} with {k} drafts");
         let speculated = session.speculated();
-        assert!(speculated.accepted > 0 && speculated.rounds < 520, "{name} with {k} drafts: {speculated:?}");
+        assert_eq!(speculated.rounds + speculated.accepted, 519, "{name} with {k} drafts");
         all += speculated.drafted;
         stood += speculated.accepted;
     }
-    stood as f64 / all as f64
+    f64::from(stood as u32) / f64::from(all.max(1) as u32)
 }
 
 #[test]
 fn greedy_answers_with_a_head() {
-    greedy_answers_are_the_same("qwen3_mtp", &[1, 2, 3, 4, 5, 6, 7]);
+    let share = long_answers_are_the_same("qwen3_mtp", &[1, 2, 3, 4, 5, 6, 7], &greedy(520));
+    assert!(share > 0.1, "{share}");
 }
 
 #[test]
 fn greedy_answers_with_a_head_and_recurrent_layers() {
-    greedy_answers_are_the_same("qwen3_5_hub", &[1, 3, 7]);
+    let share = long_answers_are_the_same("qwen3_5_hub", &[1, 3, 7], &greedy(520));
+    assert!(share > 0.05, "{share}");
 }
 
 #[test]
-fn greedy_answers_by_lookup() {
-    // A small network soon repeats itself, and then every draft stands.
-    let share = greedy_answers_are_the_same("llama_tied", &[1, 3, 7]);
-    assert!(share > 0.9, "{share}");
+fn answers_by_lookup() {
+    long_answers_are_the_same("gemma2", &[2], &greedy(520));
+    // A bonus for what was said before makes an answer repeat itself, and then every draft stands.
+    let sampling = Sampling {
+        frequency_penalty: -1.0,
+        ..Sampling::greedy()
+    };
+    let share = long_answers_are_the_same("llama_tied", &[1, 3, 7], &sampled(sampling, 520));
+    assert!(share > 0.95, "{share}");
 }
 
 #[test]
-fn greedy_answers_by_lookup_with_norms_around_blocks_and_windows() {
-    greedy_answers_are_the_same("gemma2", &[2]);
+fn a_mixture_of_experts_is_not_drafted_for() {
+    let network = Network::golden("qwen3_moe");
+    let model = bind(&network.arch, &*network.tensors).unwrap();
+    let options = |drafts| PlanOptions {
+        ctx: 64,
+        chunk: 16,
+        kv: Kv::F16,
+        max_binding: 1 << 30,
+        all_logits: false,
+        drafts,
+    };
+    assert!(plan(&model, &*network.tensors, &options(0)).is_ok());
+    let err = plan(&model, &*network.tensors, &options(1)).unwrap_err();
+    assert_eq!(err.kind, cmf_gpu::Kind::UnsupportedModel);
 }
 
 #[test]
@@ -184,13 +203,16 @@ fn ends(name: &str, drafts: u32) {
     let network = Network::golden(name);
     let path = ask(&mut network.session(0, 64), &PROMPT, &greedy(24)).tokens;
     let mut asks: Vec<(String, u32, Ask)> = Vec::new();
-    for n in 1..=10 {
+    for n in [1, 2, 3, 5, 8, 9] {
         asks.push((format!("{n} tokens at most"), 64, greedy(n)));
         asks.push((format!("context of {}", 7 + n), 7 + n as u32, greedy(24)));
         let mut stops = greedy(24);
         stops.generation.stops = vec![path[n]];
         asks.push((format!("stop at {}", path[n]), 64, stops));
-        let enough = Ask { enough: n, ..greedy(24) };
+        let enough = Ask {
+            enough: n,
+            ..greedy(24)
+        };
         asks.push((format!("enough after {n}"), 64, enough));
     }
     for (what, ctx, asked) in &asks {
@@ -206,7 +228,10 @@ fn ends(name: &str, drafts: u32) {
             match plain.plan().kept_states {
                 None => assert_eq!(found, wanted, "{name}, {drafts} drafts, {what}, then again"),
                 // States are kept for as many positions as there are columns; what is run again differs.
-                Some(_) => assert_eq!(found.tokens, wanted.tokens, "{name}, {drafts} drafts, {what}, then again"),
+                Some(_) => assert_eq!(
+                    found.tokens, wanted.tokens,
+                    "{name}, {drafts} drafts, {what}, then again"
+                ),
             }
         }
     }
@@ -258,8 +283,14 @@ fn a_round_is_one_submit_and_reads_64_bytes() {
     let (rounds, cost) = session.decode_cost();
     assert_eq!(session.speculated().rounds, rounds);
     assert!(rounds < 100);
-    assert_eq!((cost.submits, cost.passes, cost.readback_bytes), (rounds, rounds, 64 * rounds));
-    assert_eq!((cost.bind_groups_created, cost.buffers_created, cost.write_buffer_calls), (0, 0, 0));
+    assert_eq!(
+        (cost.submits, cost.passes, cost.readback_bytes),
+        (rounds, rounds, 64 * rounds)
+    );
+    assert_eq!(
+        (cost.bind_groups_created, cost.buffers_created, cost.write_buffer_calls),
+        (0, 0, 0)
+    );
 }
 
 /// The recorded sequence: tokens, then for each position the draft and whether it stands.
@@ -286,13 +317,13 @@ fn drafts_are_the_recorded_ones(name: &str, on_host: bool) {
     for (which, hidden) in [(Which::Round, "pre_norm"), (Which::OtherRound, "post_norm")] {
         let (tokens, drafts, _) = sequence(name, 0, hidden);
         let wanted = recorded.rows(&format!("seq0.{hidden}.draft_logits"));
-        assert_eq!((wanted.len(), drafts.len(), tokens.len()), (38, 38, 40));
+        assert_eq!((wanted.len(), drafts.len(), tokens.len()), (12, 38, 40));
         let mut executor = network.executor(&plan, on_host);
         let settings = Sampling::greedy().words(&[]).unwrap();
         executor.write(plan.fixed.settings, &settings).unwrap();
         let steps = &plan.program(which).steps;
         let first = steps.iter().position(|step| step.label == "draft").unwrap();
-        for (p, wanted) in wanted.iter().enumerate() {
+        for p in 0..drafts.len() {
             let mut ctl = Ctl {
                 pos: p as u32,
                 columns: 1,
@@ -319,10 +350,17 @@ fn drafts_are_the_recorded_ones(name: &str, on_host: bool) {
             let logits = plan.program(Which::Decode).logits.unwrap();
             let found = executor.read(logits, 0, plan.vocab as usize).unwrap();
             let found: &[f32] = bytemuck::cast_slice(&found);
-            assert_eq!(found.len(), wanted.values.len());
-            for (k, (f, w)) in found.iter().zip(&wanted.values).enumerate() {
-                let close = (f - w).abs() <= TOLERANCE - wanted.slack;
-                assert!(close, "{name}, {hidden}, position {p}, token {k}: wanted {w}, found {f}");
+            // Logits were recorded for the last positions, drafts for all.
+            let wanted = p.checked_sub(drafts.len() - wanted.len()).map(|row| &wanted[row]);
+            if let Some(wanted) = wanted {
+                assert_eq!(found.len(), wanted.values.len());
+                for (k, (f, w)) in found.iter().zip(&wanted.values).enumerate() {
+                    let close = (f - w).abs() <= TOLERANCE - wanted.slack;
+                    assert!(
+                        close,
+                        "{name}, {hidden}, position {p}, token {k}: wanted {w}, found {f}"
+                    );
+                }
             }
             let after = executor.read(plan.fixed.ctl, 0, 16).unwrap();
             assert_eq!(after[1], drafts[p], "{name}, {hidden}, position {p}");
@@ -353,7 +391,11 @@ fn acceptance_is_the_recorded_one(name: &str, on_host: bool) {
                 p += if judged && stands[p] { 2 } else { 1 };
             }
             let speculated = session.speculated();
-            assert_eq!((speculated.rounds, speculated.accepted), (rounds, accepted), "{name}, {hidden}, {number}");
+            assert_eq!(
+                (speculated.rounds, speculated.accepted),
+                (rounds, accepted),
+                "{name}, {hidden}, {number}"
+            );
             assert!(accepted * 3 > rounds, "{accepted} of {rounds}");
         }
     }

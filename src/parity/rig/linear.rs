@@ -35,7 +35,11 @@ impl Maker {
         let most = spec.columns.iter().max().copied().unwrap_or(1) as usize;
         let y_len = outputs.next_multiple_of(32);
         // The decoding kernels compute as many columns as they are wide, whatever the run has.
-        let wide = if spec.product.is_matmul() { most } else { most.next_power_of_two() };
+        let wide = if spec.product.is_matmul() {
+            most
+        } else {
+            most.next_power_of_two()
+        };
         let (sums_in, sums) = (
             (spec.cols.div_ceil(16) * 4).next_multiple_of(32),
             (y_len / 4).next_multiple_of(32),
@@ -143,7 +147,11 @@ impl Maker {
             _ => Vec::new(),
         };
         for &columns in &spec.columns {
-            let n = if spec.product.is_matmul() { columns as usize } else { wide };
+            let n = if spec.product.is_matmul() {
+                columns as usize
+            } else {
+                wide
+            };
             let mut values = padded(&mut self.random, n, spec.cols, units * 32, 1.0);
             // A single sum must not happen to be next to nothing: its relative error would be anything. So none of its
             // terms is negative.
