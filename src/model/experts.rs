@@ -6,12 +6,12 @@ use crate::container::Arch;
 use crate::error::{Result, bail};
 
 impl Binder<'_> {
-    /// The mixture of a layer that has a router.
+    /// The mixture of a layer that has a router. Its tensors are named `at`.
     ///
     /// Errors: `Parse` for a header without `arch.moe` and for numbers that contradict each other, `MissingTensor` for an
     /// expert that the router knows and the directory lacks, `UnsupportedModel` for experts of several widths or with biases.
-    pub(super) fn moe(&mut self, arch: &Arch, layer: usize) -> Result<Moe> {
-        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+    pub(super) fn moe(&mut self, arch: &Arch, layer: usize, at: &str) -> Result<Moe> {
+        let name = |part: &str| format!("{at}.mlp.{part}");
         let hidden = arch.hidden_size;
         let router_name = name("gate.weight");
         let Some(constants) = &arch.moe else {

@@ -1,5 +1,6 @@
 //! What needs a device: kernels, programs and whole models. A test that finds no adapter fails; software Vulkan counts.
 
+mod columns;
 mod experts;
 #[path = "../golden/mod.rs"]
 mod golden;
@@ -10,6 +11,7 @@ mod invariance;
 mod mixed;
 mod parity;
 mod recurrent;
+mod speculation;
 
 use cmf_gpu::container::Container;
 use cmf_gpu::convert::{Options, convert};
