@@ -13,7 +13,7 @@ use crate::model::Model;
 use crate::options::{AnswerOptions, DEFAULT_MAX_TOKENS, LoadOptions};
 use crate::program::{Counters, Which};
 use crate::sampling::{MAX_STOPS, Sampling};
-use crate::session::{Cancel, Finish, Generation, Session};
+use crate::session::{Cancel, Finish, Generation, Session, Speculated};
 use crate::text::{self, ChatTemplate, RenderOptions, Tokenizer};
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
@@ -43,10 +43,15 @@ pub struct Answer {
     pub prefill_s: f64,
     /// Seconds from the first token to the last.
     pub decode_s: f64,
-    /// Runs of the decode program: one for every token but the first, and one that was under way when the answer ended.
+    /// Decoding runs: one for every token but the first, or for every speculative round, and one that was under way when the
+    /// answer ended.
     pub decode_runs: u64,
     /// What those runs cost together.
     pub decode_counters: Counters,
+    /// What drafting did.
+    pub speculated: Speculated,
+    /// What should be said about it, each thing once.
+    pub notices: Vec<String>,
 }
 
 /// A model on a device, with one conversation.
@@ -245,6 +250,8 @@ impl Engine {
             decode_s: 0.0,
             decode_runs: 0,
             decode_counters: Counters::default(),
+            speculated: Speculated::default(),
+            notices: Vec::new(),
         };
         let mut stream = match &self.tokenizer {
             Some(tokenizer) => Some(tokenizer.stream(true, &options.stop)?),
@@ -304,6 +311,8 @@ impl Engine {
         answer.prefill_s = first.unwrap_or_else(|| start.elapsed().as_secs_f64());
         answer.decode_s = start.elapsed().as_secs_f64() - answer.prefill_s;
         (answer.decode_runs, answer.decode_counters) = self.placed.session.decode_cost();
+        answer.speculated = self.placed.session.speculated();
+        answer.notices = self.placed.session.take_notices();
         Ok(answer)
     }
 

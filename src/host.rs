@@ -7,13 +7,13 @@ mod attention;
 mod delta_net;
 mod linear;
 mod moe;
+mod tokens;
 
 use crate::container::Tensors;
 use crate::dtype::RowDecoder;
 use crate::error::{Error, Kind, Result, bail};
 use crate::kernel::{self, Op};
 use crate::program::{Bind, BufferId, Counters, Ctl, Executor, Extent, Fill, Plan, Step, Ticket, Which};
-use crate::sampling::{self, Choice, choose};
 use cmf_kernels_ref::op::rms_norm::rms_norm;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -158,6 +158,11 @@ fn ctl(words: &[u32]) -> Result<Ctl> {
     Ok(bytemuck::pod_read_unaligned(bytemuck::cast_slice(words)))
 }
 
+/// Control words as a buffer holds them.
+fn ctl_words(ctl: &Ctl) -> [u32; size_of::<Ctl>() / 4] {
+    bytemuck::cast(*ctl)
+}
+
 /// One step with what its bindings mean.
 struct Bound<'a> {
     plan: &'a Plan,
@@ -194,6 +199,9 @@ impl Bound<'_> {
             Op::MoeMatmul(p) => self.moe_matmul(p),
             Op::MoeCombine(p) => self.moe_combine(p),
             Op::Sample(p) => self.sample(p),
+            Op::LastColumn(p) => self.last_column(p),
+            Op::RoundBegin(p) => self.round_begin(p),
+            Op::Draft(p) => self.draft(p),
         }
     }
 
@@ -260,14 +268,14 @@ impl Bound<'_> {
 
     fn prep(&mut self, p: &kernel::Prep) -> Result<()> {
         let len = p.vectors as usize * 4;
-        let Some(column) = self.ctl(0)?.columns.checked_sub(1) else {
-            bail!(Usage, "a run of no columns")
-        };
-        let h = part(self.floats(1)?, column as usize * len, len, "source")?;
-        let g = part(self.floats(2)?, 0, len, "g")?;
-        let (hg, squares) = prepared(h, g);
-        self.store(3, 0, &hg)?;
-        self.store(4, 0, &squares)
+        for c in 0..self.ctl(0)?.columns as usize {
+            let h = part(self.floats(1)?, c * len, len, "source")?;
+            let g = part(self.floats(2)?, 0, len, "g")?;
+            let (hg, squares) = prepared(h, g);
+            self.store(3, c * len, &hg)?;
+            self.store(4, c * (len / 4).next_multiple_of(32), &squares)?;
+        }
+        Ok(())
     }
 
     fn add_norm(&mut self, p: &kernel::AddNorm) -> Result<()> {
@@ -295,8 +303,7 @@ impl Bound<'_> {
     fn cap(&mut self, p: &kernel::Cap) -> Result<()> {
         let stride = p.vectors as usize * 4;
         let (multiplier, cap) = (f64::from(p.multiplier), f64::from(p.cap));
-        let columns = if p.first != 0 { 1 } else { self.ctl(0)?.columns };
-        for c in 0..columns as usize {
+        for c in 0..self.ctl(0)?.columns as usize {
             let y = part(self.floats(1)?, c * stride, stride, "y")?;
             let capped = |value: &f32| match f64::from(*value) * multiplier {
                 v if cap == 0.0 => v,
@@ -316,39 +323,8 @@ impl Bound<'_> {
             let g = part(self.floats(2)?, 0, cols, "g")?;
             let mut y = vec![0.0; cols.max(stride)];
             rms_norm(x, g, f64::from(p.eps), &mut y[..cols]);
-            self.store(3, c * stride, &y)?;
+            self.store(3, (c * p.y_stride as usize + p.y_first as usize) * 4, &y)?;
         }
-        Ok(())
-    }
-
-    fn sample(&mut self, p: &kernel::Sample) -> Result<()> {
-        let mut ctl = self.ctl(2)?;
-        if ctl.stop != 0 {
-            return Ok(());
-        }
-        let settings = part(self.words(0)?, 0, crate::sampling::SETTINGS_WORDS, "settings")?;
-        let logits = part(self.floats(1)?, 0, p.vocab as usize, "logits")?;
-        let seen = part(self.words(3)?, 0, p.vocab as usize, "seen")?;
-        let counts = sampling::counts_tokens(settings);
-        match choose(logits, settings, seen, ctl.pos + ctl.columns) {
-            Choice::NonFinite => ctl.stop = 2,
-            Choice::Token(token) => {
-                ctl.token = token;
-                ctl.sampled = token;
-                ctl.pos += ctl.columns;
-                ctl.columns = 1;
-                ctl.step += 1;
-                if sampling::stops(settings).contains(&token) {
-                    ctl.stop = 1;
-                }
-                if counts {
-                    let seen = self.words_mut(3, token as usize, 1)?;
-                    seen[0] = seen[0].wrapping_add(1);
-                }
-            }
-        }
-        let words: [u32; size_of::<Ctl>() / 4] = bytemuck::cast(ctl);
-        self.words_mut(2, 0, words.len())?.copy_from_slice(&words);
         Ok(())
     }
 }

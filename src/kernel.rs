@@ -72,11 +72,14 @@ pub enum Kernel {
     MoeCombine,
     Cap,
     Sample,
+    LastColumn,
+    RoundBegin,
+    Draft,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 29] = [
+    pub const ALL: [Kernel; 32] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -106,6 +109,9 @@ impl Kernel {
         Kernel::MoeCombine,
         Kernel::Cap,
         Kernel::Sample,
+        Kernel::LastColumn,
+        Kernel::RoundBegin,
+        Kernel::Draft,
     ];
 
     /// The kernel's row.
@@ -518,7 +524,36 @@ impl Kernel {
                 weights: false,
                 kv: false,
             },
+            Kernel::LastColumn => &Row {
+                stem: "last_column",
+                libs: &["ctl"],
+                bindings: &[("source", Read), ("to", Write), ("ctl", Write)],
+                threads: Some(256),
+                weights: false,
+                kv: false,
+            },
+            Kernel::RoundBegin => &Row {
+                stem: "round_begin",
+                libs: &["ctl"],
+                bindings: &[("ctl", Write), ("draft", Write)],
+                threads: Some(32),
+                weights: false,
+                kv: false,
+            },
+            Kernel::Draft => &Row {
+                stem: "draft",
+                libs: &["ctl"],
+                bindings: &[("logits", Read), ("ctl", Write), ("draft", Write)],
+                threads: Some(256),
+                weights: false,
+                kv: false,
+            },
         }
+    }
+
+    /// Whether it can compute several columns side by side: the matvec family.
+    pub fn is_wide(self) -> bool {
+        matches!(self, Kernel::Matvec | Kernel::MatvecAdd | Kernel::MatvecGlu)
     }
 
     /// The kernel's name.
@@ -587,6 +622,10 @@ params! {
         inv_cols: f32,
         /// Added to the mean of squares.
         eps: f32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// Where in an output column the result begins, in vectors of 4.
+        y_first: u32,
     }
     /// Parameters of `add_norm`.
     AddNorm {
@@ -617,6 +656,8 @@ params! {
         eps: f32,
         /// 1 = add the bias.
         has_bias: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
     }
     /// Parameters of `matvec_add`.
     MatvecAdd {
@@ -632,6 +673,8 @@ params! {
         part2: u32,
         /// 1 = add the bias.
         has_bias: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
     }
     /// Parameters of `matvec_glu`.
     MatvecGlu {
@@ -657,6 +700,8 @@ params! {
         bias_up: u32,
         /// 1 = gelu_tanh, 0 = silu.
         gelu: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
     }
     /// Parameters of `matvec_some`: those of `matvec`.
     MatvecSome {
@@ -1030,13 +1075,30 @@ params! {
         multiplier: f32,
         /// Soft cap; 0 = none.
         cap: f32,
-        /// 1 = only the first column, whatever the run has.
-        first: u32,
     }
     /// Parameters of `sample`.
     Sample {
         /// Tokens of the vocabulary.
         vocab: u32,
+        /// Elements from one column of the logits to the next.
+        stride: u32,
+    }
+    /// Parameters of `last_column`.
+    LastColumn {
+        /// Vectors of 4 in a column.
+        vectors: u32,
+    }
+    /// Parameters of `round_begin`.
+    RoundBegin {
+        /// Most drafts of a round.
+        depth: u32,
+    }
+    /// Parameters of `draft`.
+    Draft {
+        /// Tokens of the vocabulary.
+        vocab: u32,
+        /// Which draft of the round, from 1.
+        number: u32,
     }
 }
 
@@ -1102,6 +1164,9 @@ impl Team {
     }
 }
 
+/// Columns that one run of the decoding kernels can have.
+pub const MAX_COLUMNS: u32 = 8;
+
 /// Everything that decides the text of one pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Variant {
@@ -1113,6 +1178,8 @@ pub struct Variant {
     pub kv: Option<Kv>,
     /// How teams are realised, for the matvec family.
     pub team: Option<Team>,
+    /// Columns that a team computes side by side, for the matvec family: 1, 2, 4 or 8; 1 for the others.
+    pub columns: u32,
     /// Whether `unpack2x16float` keeps subnormals on this device.
     pub half_native: bool,
 }
@@ -1140,6 +1207,9 @@ impl Variant {
             Some(Team::Subgroup { lanes }) => name += &format!(".sg{lanes}"),
             Some(Team::Tree) => name += ".tree",
             None => {}
+        }
+        if self.columns != 1 {
+            name += &format!(".c{}", self.columns);
         }
         if self.half_native { name } else { name + ".exact_half" }
     }

@@ -1,7 +1,7 @@
 //! What a caller may choose when loading a model and asking for an answer, with defaults and units.
 
 use crate::error::{Error, Kind, Result, bail};
-use crate::kernel::Kv;
+use crate::kernel::{Kv, MAX_COLUMNS};
 use crate::sampling::Sampling;
 use std::str::FromStr;
 
@@ -46,6 +46,35 @@ impl FromStr for DeviceChoice {
     }
 }
 
+/// Drafting of tokens, which changes how fast an answer comes and never the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Speculation {
+    /// With the model's draft head, where it has one, as long as that is faster than without.
+    #[default]
+    Auto,
+    /// None.
+    Off,
+    /// So many drafts a round, 1 to 7: from the model's draft head, else from what followed the same tokens earlier in the
+    /// conversation.
+    Drafts(u32),
+}
+
+impl FromStr for Speculation {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Speculation> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Speculation::Auto),
+            ("off", _) => Ok(Speculation::Off),
+            (_, Ok(drafts)) if (1..MAX_COLUMNS).contains(&drafts) => Ok(Speculation::Drafts(drafts)),
+            _ => Err(Error::new(
+                Kind::Usage,
+                format!("wanted auto, off, or 1 to {} drafts, found '{text}'", MAX_COLUMNS - 1),
+            )),
+        }
+    }
+}
+
 /// How a model is loaded.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -61,6 +90,8 @@ pub struct LoadOptions {
     pub checked_shaders: bool,
     /// Whether logits of every prompt position will be asked for.
     pub all_logits: bool,
+    /// Drafting of tokens.
+    pub speculation: Speculation,
 }
 
 impl LoadOptions {
@@ -90,6 +121,7 @@ impl Default for LoadOptions {
             vram_mb: None,
             checked_shaders: false,
             all_logits: false,
+            speculation: Speculation::Auto,
         }
     }
 }

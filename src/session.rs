@@ -2,9 +2,12 @@
 //!
 //! Knows token ids, not text.
 
+mod lookup;
 mod pace;
+mod speculate;
 #[cfg(test)]
 mod tests;
+mod tuner;
 
 use crate::error::{Result, bail};
 use crate::program::{Counters, Ctl, Executor, Extent, Plan, Ticket, Which};
@@ -14,6 +17,8 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use speculate::{DraftMode, Speculated};
 
 /// Stops work from another thread: after the token or the part of a prompt that is running.
 #[derive(Clone, Debug, Default)]
@@ -75,29 +80,89 @@ pub struct Generation {
 /// Gets a position, its logits, and the residual stream after each layer where that was asked for.
 pub type LogitsSink<'a> = &'a mut dyn FnMut(usize, &[f32], &[Vec<f32>]) -> Result<()>;
 
+/// An answer that is being made.
+struct Answering<'a> {
+    generation: &'a Generation,
+    cancel: &'a Cancel,
+    emit: &'a mut dyn FnMut(u32) -> ControlFlow<()>,
+    /// Tokens handed out.
+    emitted: usize,
+    /// Position of the answer's first token.
+    start: usize,
+}
+
+impl Answering<'_> {
+    /// Position of the next token to hand out.
+    fn position(&self) -> usize {
+        self.start + self.emitted
+    }
+
+    /// Position of the last token there can be: the one sampled at the last position of the context has none to run at.
+    fn last(&self, ctx: u32) -> usize {
+        (self.start.saturating_add(self.generation.max_tokens) - 1).min(ctx as usize)
+    }
+
+    /// Hands out what a run sampled, until something ends the answer.
+    ///
+    /// Errors: `NonFinite` with the position, after the tokens before it.
+    fn take(&mut self, ctl: &Ctl, ctx: u32) -> Result<Option<Finish>> {
+        let sampled = ctl.sampled();
+        for (i, &token) in sampled.iter().enumerate() {
+            let position = self.position();
+            self.emitted += 1;
+            let flow = (self.emit)(token);
+            if (ctl.stop == 1 && i + 1 == sampled.len()) || flow.is_break() {
+                return Ok(Some(Finish::Stop));
+            }
+            if self.cancel.is_cancelled() {
+                return Ok(Some(Finish::Interrupted));
+            }
+            if self.emitted >= self.generation.max_tokens {
+                return Ok(Some(Finish::Length));
+            }
+            if position >= ctx as usize {
+                return Ok(Some(Finish::Context));
+            }
+        }
+        if ctl.stop == 2 {
+            bail!(
+                NonFinite,
+                "the logits at position {} are not finite numbers",
+                self.position()
+            );
+        }
+        Ok(None)
+    }
+}
+
 /// One conversation on one device.
 pub struct Session {
     plan: Arc<Plan>,
     executor: Box<dyn Executor>,
     /// Tokens whose keys and values are cached, by position.
     cached: Vec<u32>,
+    /// Positions that have been run, those of drafts that did not stand included: as far as recurrent states have moved.
+    run_end: usize,
     /// Columns of the last prefill chunk, while no token has been sampled after it.
     pending_columns: u32,
     /// Runs that nobody has waited for yet.
     in_flight: VecDeque<Ticket>,
     /// Steps of the next submission of a prefill.
     part: usize,
-    /// Runs of the decode program in the last answer, and what they cost.
+    /// Runs that decoded in the last answer, and what they cost.
     decode_cost: (u64, Counters),
+    drafting: speculate::Drafting,
 }
 
 impl Session {
     /// A session with an empty cache.
     pub fn new(plan: Arc<Plan>, executor: Box<dyn Executor>) -> Session {
         Session {
+            drafting: speculate::Drafting::new(&plan),
             plan,
             executor,
             cached: Vec::new(),
+            run_end: 0,
             pending_columns: 0,
             in_flight: VecDeque::new(),
             part: FIRST_STEPS,
@@ -115,8 +180,9 @@ impl Session {
         self.executor.counters()
     }
 
-    /// How many runs of the decode program the last [`Session::generate`] submitted, and what they cost together: neither
-    /// the first token, which comes from the prompt's last column, nor the settings of the answer are in there.
+    /// How many decoding runs, of one token or a speculative round, the last [`Session::generate`] submitted, and what they
+    /// cost together: neither the first token, which comes from the prompt's last column, nor the settings of the answer are
+    /// in there.
     pub fn decode_cost(&self) -> (u64, Counters) {
         self.decode_cost
     }
@@ -134,6 +200,7 @@ impl Session {
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.cached.clear();
+        self.run_end = 0;
         self.pending_columns = 0;
     }
 
@@ -182,19 +249,23 @@ impl Session {
     }
 
     fn start(&mut self, token: u32, pos: u32, columns: u32) -> Result<()> {
-        let ctl = Ctl {
-            token,
+        let mut ctl = Ctl {
             pos,
             columns,
             ..Ctl::default()
         };
-        self.executor.write(self.plan.fixed.ctl, bytemuck::cast_slice(&[ctl]))
+        ctl.tokens[0] = token;
+        self.write_ctl(&ctl)
+    }
+
+    fn write_ctl(&mut self, ctl: &Ctl) -> Result<()> {
+        self.executor.write(self.plan.fixed.ctl, bytemuck::cast_slice(&[*ctl]))
     }
 
     /// How many of the first `shared` cached tokens a run may follow: all of them, or none where a recurrent layer's state
     /// has moved on and that of the position is not kept.
     fn reusable(&self, shared: usize) -> usize {
-        let moved_on = self.cached.len() - shared;
+        let moved_on = self.run_end - shared;
         match self.plan.kept_states {
             Some(kept) if moved_on >= kept as usize => 0,
             _ => shared,
@@ -213,7 +284,11 @@ impl Session {
         let shared = shared.min(tokens.len() - 1);
         let shared = self.reusable(shared);
         self.cached.truncate(shared);
+        self.run_end = shared;
         self.pending_columns = 0;
+        if shared == 0 {
+            self.drafting.begin_anew();
+        }
         let result = self.prefill_chunks(&tokens[shared..], cancel);
         let flow = self.settled(result)?;
         Ok((self.cached.len() - shared, flow))
@@ -222,14 +297,23 @@ impl Session {
     fn prefill_chunks(&mut self, tokens: &[u32], cancel: &Cancel) -> Result<ControlFlow<()>> {
         let mut flow = ControlFlow::Continue(());
         let mut pace = Pace::new();
-        for chunk in tokens.chunks(self.plan.chunk as usize) {
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let (chunk, later) = rest.split_at(rest.len().min(self.plan.chunk as usize));
+            if let Some(head) = self.plan.fixed.head {
+                // The token after the prompt is not known; what stands for it is put right by the first round.
+                let mut next = chunk[1..].to_vec();
+                next.push(later.first().copied().unwrap_or(0));
+                self.executor.write(head.next_tokens, &next)?;
+            }
             let extent = self.begin_chunk(chunk)?;
-            flow = self.submit_parts(Which::Prefill, extent, cancel, &mut pace)?;
+            flow = self.submit_parts(self.drafting.prefill(), extent, cancel, &mut pace)?;
             if flow.is_break() {
                 // Of a chunk that was begun nothing counts; its positions are written anew by whatever comes there.
                 break;
             }
             self.end_chunk(chunk);
+            rest = later;
         }
         while !self.in_flight.is_empty() {
             self.wait()?;
@@ -279,11 +363,13 @@ impl Session {
 
     fn end_chunk(&mut self, chunk: &[u32]) {
         self.cached.extend_from_slice(chunk);
+        self.run_end = self.cached.len();
         self.pending_columns = chunk.len() as u32;
     }
 
     /// Samples tokens after a prefill until something ends the answer. Each token goes to `emit`, which may end it too.
-    /// The run of the next token is submitted before a token is read.
+    /// The run of the next token is submitted before a token is read. With a plan that has speculative rounds the tokens are
+    /// the same, and come a few at a time.
     ///
     /// Errors: `NonFinite` with the position, and the executor's. The session can be used after them; its cache is empty.
     pub fn generate(
@@ -292,21 +378,24 @@ impl Session {
         cancel: &Cancel,
         emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Finish> {
-        let result = self.sample(generation, cancel, emit);
+        let result = self.answer(&mut Answering {
+            generation,
+            cancel,
+            emit,
+            emitted: 0,
+            start: self.cached.len(),
+        });
         self.settled(result)
     }
 
-    fn sample(
-        &mut self,
-        generation: &Generation,
-        cancel: &Cancel,
-        emit: &mut dyn FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<Finish> {
+    fn answer(&mut self, answering: &mut Answering) -> Result<Finish> {
         if self.pending_columns == 0 {
             bail!(Usage, "an answer needs a prompt");
         }
+        let generation = answering.generation;
         let settings = generation.sampling.words(&generation.stops)?;
         self.decode_cost = Default::default();
+        self.drafting.begin_answer();
         if generation.max_tokens == 0 {
             return Ok(Finish::Length);
         }
@@ -318,46 +407,40 @@ impl Session {
             }
             self.executor.write(self.plan.fixed.seen, &seen)?;
         }
-        let start = self.cached.len();
-        let columns = std::mem::take(&mut self.pending_columns);
-        let extent = Extent {
-            columns,
-            end: start as u32,
-        };
-        self.submit(Which::Head, extent)?;
-        let before = self.executor.counters();
-        let (mut emitted, mut runs) = (0, 0);
+        self.speculate(answering)
+    }
+
+    /// The first token's run: from the last column of the prompt.
+    fn submit_head(&mut self) -> Result<()> {
+        let end = self.cached.len() as u32;
+        self.pending_columns = 0;
+        self.submit(Which::Head, Extent { columns: 1, end })
+    }
+
+    /// One token a run, the first of which is under way, until something ends the answer.
+    fn sample(&mut self, answering: &mut Answering) -> Result<Finish> {
         loop {
-            // Token number `emitted` is being computed; it will sit at this position.
-            let pos = start + emitted;
-            let more = emitted + 1 < generation.max_tokens && pos < self.plan.ctx as usize && !cancel.is_cancelled();
+            // The token that is being computed will sit at this position.
+            let pos = answering.position();
+            let more = pos < answering.last(self.plan.ctx) && !answering.cancel.is_cancelled();
             if more {
                 let end = pos as u32 + 1;
                 self.submit(Which::Decode, Extent { columns: 1, end })?;
             }
-            runs += u64::from(more);
+            self.decode_cost.0 += u64::from(more);
             let ctl = self.wait()?;
-            if ctl.stop == 2 {
-                bail!(NonFinite, "the logits at position {pos} are not finite numbers");
-            }
-            emitted += 1;
             if more {
-                self.cached.push(ctl.sampled);
+                self.cached.extend_from_slice(ctl.sampled());
+                self.run_end = self.cached.len();
             }
-            let ended = match emit(ctl.sampled) {
-                _ if ctl.stop == 1 => Some(Finish::Stop),
-                ControlFlow::Break(()) => Some(Finish::Stop),
-                ControlFlow::Continue(()) if cancel.is_cancelled() => Some(Finish::Interrupted),
-                ControlFlow::Continue(()) if emitted >= generation.max_tokens => Some(Finish::Length),
-                ControlFlow::Continue(()) if !more => Some(Finish::Context),
-                ControlFlow::Continue(()) => None,
-            };
-            if let Some(finish) = ended {
+            if let Some(finish) = answering.take(&ctl, self.plan.ctx)? {
                 if more {
                     self.wait()?;
                 }
-                self.decode_cost = (runs, self.executor.counters().since(&before));
                 return Ok(finish);
+            }
+            if !more {
+                return Ok(Finish::Interrupted);
             }
         }
     }

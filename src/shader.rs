@@ -17,9 +17,9 @@ const LIB: &[(&str, &str)] = files!("lib": "attention" "canon" "ctl" "experts" "
     "matmul_tile" "matvec" "moe_tile" "norm_scale" "parts" "route" "team_subgroup" "team_tree" "vector" "weights");
 const DTYPE: &[(&str, &str)] = files!("dtype": "bf16" "bits1_codes" "bits2_codes" "bits_n" "f16" "f32" "group"
     "group_overlay" "i8" "i8_codes" "i8_col" "nib4_codes" "nib4_ladder" "no_overlay" "wide16");
-const OP: &[(&str, &str)] = files!("op": "add_norm" "attn_block" "attn_chunk" "attn_merge" "cap" "delta_net" "embed" "glu" "matmul" "matmul_add" "matmul_glu"
+const OP: &[(&str, &str)] = files!("op": "add_norm" "attn_block" "attn_chunk" "attn_merge" "cap" "delta_net" "draft" "embed" "glu" "last_column" "matmul" "matmul_add" "matmul_glu"
     "matvec" "matvec_add" "matvec_add_some" "matvec_glu" "matvec_glu_some" "matvec_some" "moe_combine" "moe_down" "moe_glu" "moe_lists" "moe_matmul" "moe_matmul_glu"
-    "moe_route" "norm" "prep" "rope" "sample" "silence");
+    "moe_route" "norm" "prep" "rope" "round_begin" "sample" "silence");
 
 /// Text of one file; the tables and the catalogue are held together by the test below.
 fn file(table: &'static [(&'static str, &'static str)], stem: &str) -> &'static str {
@@ -44,7 +44,8 @@ pub fn compose(variant: &Variant) -> String {
     if let Some(team) = variant.team {
         let (lanes, teams) = (team.lanes(), team.teams());
         add(&format!(
-            "const LANES: u32 = {lanes}u;\nconst TEAMS: u32 = {teams}u;\nconst TEAM_THREADS: u32 = THREADS;\n"
+            "const LANES: u32 = {lanes}u;\nconst TEAMS: u32 = {teams}u;\nconst TEAM_THREADS: u32 = THREADS;\nconst COLS: u32 = {}u;\n",
+            variant.columns
         ));
         add(match team {
             Team::Subgroup { .. } => file(LIB, "team_subgroup"),
@@ -68,7 +69,7 @@ pub fn compose(variant: &Variant) -> String {
     text
 }
 
-/// Every variant that can be asked for: kernels × weight planes × cache types × teams × decoders of halves.
+/// Every variant that can be asked for: kernels × weight planes × cache types × teams × columns × decoders of halves.
 pub fn all_variants() -> Vec<Variant> {
     let teams = [4, 8, 16, 32]
         .map(|lanes| Team::Subgroup { lanes })
@@ -92,9 +93,13 @@ pub fn all_variants() -> Vec<Variant> {
         } else {
             vec![None]
         };
+        let widths: &[u32] = if kernel.is_wide() { &[1, 2, 4, 8] } else { &[1] };
         for &planes in &planes {
             for &kv in &kvs {
-                for &team in &teams {
+                for (&team, &columns) in teams
+                    .iter()
+                    .flat_map(|team| widths.iter().map(move |width| (team, width)))
+                {
                     let halves: &[bool] = if planes.is_some_and(Planes::has_halves) {
                         &[true, false]
                     } else {
@@ -105,6 +110,7 @@ pub fn all_variants() -> Vec<Variant> {
                         planes,
                         kv,
                         team,
+                        columns,
                         half_native,
                     }));
                 }

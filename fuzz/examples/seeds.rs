@@ -116,6 +116,8 @@ fn main() {
         "gemma3",
         "phi3_longrope",
         "mistral_swa",
+        "qwen3_5",
+        "qwen3_5_hub",
     ] {
         let config = std::fs::read(fixtures.join(format!("models/{model}/config.json"))).expect("a fixture");
         add("safetensors", &joined(&config, &file));
@@ -148,7 +150,7 @@ fn main() {
         Dtype::Q4tp,
     ] {
         let out = dir.path().join("out.cmf");
-        convert(dir.path(), &out, &Options { quant }, &mut |_| ControlFlow::Continue(())).expect("a conversion");
+        convert(dir.path(), &out, &Options::new(quant), &mut |_| ControlFlow::Continue(())).expect("a conversion");
         add("cmf", &std::fs::read(out).expect("a file"));
     }
     add(

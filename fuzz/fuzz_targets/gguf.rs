@@ -21,7 +21,7 @@ fuzz_target!(|input: &[u8]| {
             return;
         }
         let quant = [Dtype::Q82f, Dtype::F16, Dtype::Q4tp][input.len() % 3];
-        if convert(&path, &out, &Options { quant }, &mut |_| ControlFlow::Continue(())).is_ok() {
+        if convert(&path, &out, &Options::new(quant), &mut |_| ControlFlow::Continue(())).is_ok() {
             // What was written is sound, whatever it was made of.
             let container = Container::open(&out).expect("what convert writes can be opened");
             assert!(container.verify(&mut |_, _| {}).failures.is_empty());

@@ -2,6 +2,7 @@
 // word together. The dot is 2*sum(bit*x) - sum(x).
 const NEEDS_SUM: bool = true;
 const PREPARES_X: bool = false;
+const APART: bool = false;
 
 fn unit_word(row: Row, unit: u32) -> u32 {
     let i = row.code + unit;

@@ -2,6 +2,7 @@
 // so that four neighbours leave the word together. The dot is sum(q*x) - sum(x).
 const NEEDS_SUM: bool = true;
 const PREPARES_X: bool = false;
+const APART: bool = false;
 
 fn unit_word(row: Row, unit: u32, p: u32) -> u32 {
     let i = (row.code + unit) * 2u + p;

@@ -6,6 +6,7 @@
 // What a width does not have is masked, so that rows of all widths take one way.
 const NEEDS_SUM: bool = true;
 const PREPARES_X: bool = false;
+const APART: bool = true;
 struct Row { word: u32, record: u32 }
 
 fn row_open(row: u32) -> Row {

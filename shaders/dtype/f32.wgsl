@@ -1,6 +1,7 @@
 // f32 weights: 8 vectors a unit, no scales.
 const NEEDS_SUM: bool = false;
 const PREPARES_X: bool = false;
+const APART: bool = false;
 struct Row { code: u32 }
 
 fn row_open(row: u32) -> Row { return Row(row * params.units * 8u); }

@@ -1,6 +1,7 @@
 // Signed bytes with one f16 scale a row: 2 vectors a unit; scales: row halves.
 const NEEDS_SUM: bool = false;
 const PREPARES_X: bool = false;
+const APART: bool = false;
 struct Row { code: u32 }
 
 fn row_open(row: u32) -> Row { return Row(row * params.units * 2u); }

@@ -2,6 +2,7 @@
 // each stacked part. The column scale multiplies x, the row scale the finished sum.
 const NEEDS_SUM: bool = false;
 const PREPARES_X: bool = true;
+const APART: bool = false;
 struct Row { code: u32 }
 
 fn row_open(row: u32) -> Row { return Row(row * params.units * 2u); }

@@ -2,6 +2,7 @@
 // The dot is sum(q*x) - 8*sum(x): four codes leave a word together, by two masks.
 const NEEDS_SUM: bool = true;
 const PREPARES_X: bool = false;
+const APART: bool = false;
 
 fn word_dot(acc: vec4<f32>, word: u32, x: vec4<f32>, y: vec4<f32>) -> vec4<f32> {
     let low = bytes4(word & 0x0f0f0f0fu);

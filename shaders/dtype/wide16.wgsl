@@ -1,6 +1,7 @@
 // What f16 and bf16 weights share: 4 vectors a unit, two weights a word, no scales.
 const NEEDS_SUM: bool = false;
 const PREPARES_X: bool = false;
+const APART: bool = false;
 struct Row { code: u32 }
 
 fn row_open(row: u32) -> Row { return Row(row * params.units * 4u); }

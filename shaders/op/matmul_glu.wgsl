@@ -57,9 +57,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             g1 = column(g1, g, i + stride);
             g2 = column(g2, g, i + 2u * stride);
             g3 = column(g3, g, i + 3u * stride);
+            if (!APART) {
+                let u = block(up, 1u, unit, j, up_scales);
+                u0 = column(u0, u, i);
+                u1 = column(u1, u, i + stride);
+                u2 = column(u2, u, i + 2u * stride);
+                u3 = column(u3, u, i + 3u * stride);
+            }
         }
-        // A loop of its own: all of this at once would take a third more registers.
-        for (var j = 0u; j < 4u; j += 1u) {
+        // Where rows take many registers, all of it at once would take too many; apart, x is read twice.
+        for (var j = 0u; j < select(0u, 4u, APART); j += 1u) {
             let i = base + unit * 8u + j * 2u;
             let u = block(up, 1u, unit, j, up_scales);
             u0 = column(u0, u, i);

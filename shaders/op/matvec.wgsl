@@ -1,5 +1,6 @@
-// y[r] = scale * sum_k w[r][k] * x[k] + bias[r], where scale = 1/sqrt(mean(h^2) + eps) for x = h * g.
-// w [rows, 32*units] quantised; x [32*units]; squares [4*square_vectors]; bias, y [rows]. One team computes 4 rows.
+// y[c][r] = scale[c] * sum_k w[r][k] * x[c][k] + bias[r], where scale[c] = 1/sqrt(mean(h[c]^2) + eps) for x = h * g, for
+// COLS columns c. w [rows, 32*units] quantised; x [COLS, 32*units]; squares [COLS, 4*square_vectors, padded to units];
+// bias [rows]; y [COLS, 4*y_stride]. One team computes 4 rows.
 struct Params {
     rows: u32,            // rows stored in this segment
     units: u32,           // units of 32 columns in a row
@@ -10,6 +11,7 @@ struct Params {
     inv_cols: f32,        // 1 / number of elements under the norm
     eps: f32,
     has_bias: u32,        // 0 = bias[0] is zero and stands for all
+    y_stride: u32,        // vectors of 4 from one column of y to the next
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
@@ -20,15 +22,31 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>;
 const TWO_PARTS: bool = false;
 
+fn store(column: u32, first: u32, values: vec4<f32>) {
+    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
+    let i = column * params.y_stride + ((params.row0 + first) >> 2u);
+    y[i] = select(vec4<f32>(0.0), values, all < vec4<u32>(params.rows));
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let first = team_block(group, thread) * 4u;
     let rows = rows_from(first);
-    let scale = norm_scale(thread);
     let dots = dot_rows(thread, rows, part_of(rows.x), part_of(rows.z));
+    let norms = norm_scales(thread);
     if (thread % LANES != 0u || first >= params.rows) { return; }
-    let i = (params.row0 + first) >> 2u;
-    let offset = bias[i * params.has_bias];
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
-    y[i] = select(vec4<f32>(0.0), fma(dots, row_scales(rows) * scale, offset), all < vec4<u32>(params.rows));
+    let scale = row_scales(rows);
+    let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
+    store(0u, first, fma(dots.c0, scale * norms.c0, offset));
+    if (COLS > 1u) { store(1u, first, fma(dots.c1, scale * norms.c1, offset)); }
+    if (COLS > 2u) {
+        store(2u, first, fma(dots.c2, scale * norms.c2, offset));
+        store(3u, first, fma(dots.c3, scale * norms.c3, offset));
+    }
+    if (COLS > 4u) {
+        store(4u, first, fma(dots.c4, scale * norms.c4, offset));
+        store(5u, first, fma(dots.c5, scale * norms.c5, offset));
+        store(6u, first, fma(dots.c6, scale * norms.c6, offset));
+        store(7u, first, fma(dots.c7, scale * norms.c7, offset));
+    }
 }

@@ -1,5 +1,6 @@
-// h[r] += sum_k w[r][k] * x[k] + bias[r]; then hg[r] = h[r] * g[r], and squares[r/4] = the sum of h^2 over 4 rows, from
-// which the next matvec takes its norm. w [rows, 32*units] quantised; x [32*units]; the others [rows]. 4 rows a team.
+// h[c][r] += sum_k w[r][k] * x[c][k] + bias[r]; then hg[c][r] = h[c][r] * g[r], and squares[c][r/4] = the sum of h[c]^2 over
+// 4 rows, from which the next matvec takes its norm, for COLS columns c. w [rows, 32*units] quantised; x [COLS, 32*units];
+// bias, g [rows]; h, hg [COLS, 4*y_stride]; squares [COLS, y_stride padded to units of 32]. 4 rows a team.
 struct Params {
     rows: u32,      // rows stored in this segment
     units: u32,     // units of 32 columns in a row
@@ -7,6 +8,7 @@ struct Params {
     part1: u32,     // first row of the second stacked tensor, in this segment
     part2: u32,     // first row of the third
     has_bias: u32,  // 0 = bias[0] is zero and stands for all
+    y_stride: u32,  // vectors of 4 from one column of h to the next
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
@@ -19,17 +21,34 @@ struct Params {
 @group(0) @binding(8) var<storage, read_write> squares: array<f32>;
 const TWO_PARTS: bool = false;
 
+fn add(column: u32, first: u32, values: vec4<f32>) {
+    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
+    let vector = (params.row0 + first) >> 2u;
+    let i = column * params.y_stride + vector;
+    let sum = h[i] + select(vec4<f32>(0.0), values, all < vec4<u32>(params.rows));
+    h[i] = sum;
+    hg[i] = sum * g[vector];
+    squares[column * ((params.y_stride + 31u) & ~31u) + vector] = square_sum(sum);
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let first = team_block(group, thread) * 4u;
     let rows = rows_from(first);
     let dots = dot_rows(thread, rows, part_of(rows.x), part_of(rows.z));
     if (thread % LANES != 0u || first >= params.rows) { return; }
-    let i = (params.row0 + first) >> 2u;
-    let offset = bias[i * params.has_bias];
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
-    let sum = h[i] + select(vec4<f32>(0.0), fma(dots, row_scales(rows), offset), all < vec4<u32>(params.rows));
-    h[i] = sum;
-    hg[i] = sum * g[i];
-    squares[i] = square_sum(sum);
+    let scale = row_scales(rows);
+    let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
+    add(0u, first, fma(dots.c0, scale, offset));
+    if (COLS > 1u) { add(1u, first, fma(dots.c1, scale, offset)); }
+    if (COLS > 2u) {
+        add(2u, first, fma(dots.c2, scale, offset));
+        add(3u, first, fma(dots.c3, scale, offset));
+    }
+    if (COLS > 4u) {
+        add(4u, first, fma(dots.c4, scale, offset));
+        add(5u, first, fma(dots.c5, scale, offset));
+        add(6u, first, fma(dots.c6, scale, offset));
+        add(7u, first, fma(dots.c7, scale, offset));
+    }
 }

@@ -30,7 +30,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let blocks = (params.rows + 3u) >> 2u;
     let first = list[blocks_at + min(team, blocks - 1u)] * 4u;
     let rows = rows_from(first);
-    let scale = norm_scale(thread);
+    let scale = norm_scale(thread, 0u);
     let dots = listed_rows(thread, rows, part_of(rows.x));
     let teams = max(count, 1u);
     if (team >= teams) { return; }

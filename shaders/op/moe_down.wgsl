@@ -38,7 +38,7 @@ fn lane_sums(block: vec4<u32>, logical: u32) -> vec4<f32> {
         let r1 = row_open(rows.y);
         let r2 = row_open(rows.z);
         let r3 = row_open(rows.w);
-        let v = prep_x(place, unit, load_x(params.x_at + flat));
+        let v = prep_x(place, unit, load_x(0u, params.x_at + flat));
         let sum = x_sum_if_needed(v);
         let dots = vec4<f32>(unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum), unit_dot(r2, unit, v, sum), unit_dot(r3, unit, v, sum));
         let unit_scales = vec4<f32>(unit_scale(r0, unit), unit_scale(r1, unit), unit_scale(r2, unit), unit_scale(r3, unit));

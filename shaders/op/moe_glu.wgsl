@@ -72,8 +72,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let second = min(first + 1u, end - 1u);
     let here = vec2<u32>(min(first, end - 1u), second);
     let rows = vec4<u32>(here + vec2<u32>(gate), here + vec2<u32>(up));
-    let scale = norm_scale(thread);
-    let dots = dot_rows(thread, rows, parts.x, parts.y);
+    let scale = norm_scale(thread, 0u);
+    let dots = dot_rows(thread, rows, parts.x, parts.y).c0;
     if (thread % LANES != 0u || first >= end) { return; }
     let v = dots * row_scales(rows) * scale;
     y[at + first] = glu(v.x, v.z) * factor;

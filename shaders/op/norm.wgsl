@@ -1,9 +1,11 @@
 // y[c][k] = x[c][k] * g[k] / sqrt(mean(x[c]^2) + eps) for the columns c of this run (RMSNorm).
-// x, y [columns, vectors]; g [vectors]. A workgroup takes one column.
+// x [columns, vectors]; g [vectors]; y [columns, y_stride], from vector y_first of each. A workgroup takes one column.
 struct Params {
     vectors: u32,   // vectors of 4 in a column
     inv_cols: f32,  // 1 / number of elements under the norm
     eps: f32,
+    y_stride: u32,  // vectors of 4 from one column of y to the next
+    y_first: u32,   // where in a column of y the result begins
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> ctl: Ctl;
@@ -29,6 +31,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let scale = 1.0 / sqrt(fma(total, params.inv_cols, params.eps));
     for (var i = thread; i < params.vectors; i += THREADS) {
-        y[base + i] = x[base + i] * g[i] * scale;
+        y[c * params.y_stride + params.y_first + i] = x[base + i] * g[i] * scale;
     }
 }

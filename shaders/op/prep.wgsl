@@ -1,5 +1,6 @@
-// Makes one column ready for decoding: with h = source[c], hg = h * g and squares[i] = the sum of h^2 over 4 elements.
-// source [columns, vectors]; g, hg, squares [vectors]; c is the last column of this run. A thread takes 4 elements.
+// Makes the columns c of this run ready for decoding: with h = source[c], hg[c] = h * g and squares[c][i] = the sum of h^2
+// over 4 elements. source, hg [columns, vectors]; g [vectors]; squares [columns, vectors padded to units of 32]. A thread
+// takes 4 elements.
 struct Params {
     vectors: u32,   // vectors of 4 in a column
 }
@@ -13,8 +14,9 @@ struct Params {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let i = group.x * THREADS + thread;
-    if (i >= params.vectors) { return; }
-    let v = source[(ctl.columns - 1u) * params.vectors + i];
-    hg[i] = v * g[i];
-    squares[i] = square_sum(v);
+    let c = group.y;
+    if (i >= params.vectors || c >= ctl.columns) { return; }
+    let v = source[c * params.vectors + i];
+    hg[c * params.vectors + i] = v * g[i];
+    squares[c * ((params.vectors + 31u) & ~31u) + i] = square_sum(v);
 }

@@ -1,11 +1,14 @@
-// Chooses the next token from the logits and advances ctl: the lowest index of the largest logit, or a draw from
+// Chooses tokens from the logits of this run's columns and advances ctl. A column's token is chosen exactly as if the run had
+// that column alone; the next column follows if the token is the one that was drafted for it, so that what comes out does not
+// depend on the drafts. A choice is the lowest index of the largest logit, or a draw from
 // softmax(logits / temperature) cut by top-k, top-p and min-p. Nothing is sorted: a token's probability is an integer mass
 // 2^31 * 2^((logit - max) * log2(e) / temperature), made from tables by integer arithmetic, thresholds come from radix
 // histograms of counts and masses, and the draw walks the vocabulary in order. Equal logits therefore give equal tokens
-// on every device. Penalties of tokens that were seen come first. logits [vocab]; settings: see `Settings`; tables: 1024
+// on every device. Penalties of tokens that were seen come first. logits [columns, stride]; settings: see `Settings`; tables: 1024
 // entries 2^31 * 2^(-i/1024), 1024 of 2^(-i/2^20); seen [vocab]: how often a token was sampled, and bit 31 for prompt tokens.
 struct Params {
     vocab: u32,
+    stride: u32,   // elements from one column of the logits to the next
 }
 struct Settings {
     greedy: u32,
@@ -39,10 +42,14 @@ var<workgroup> low: array<u32, THREADS>;
 var<workgroup> high: array<u32, THREADS>;
 var<workgroup> ties: array<u32, THREADS>;
 var<workgroup> shared_words: array<u32, 4>;
+// Whether there is a column to sample.
+var<workgroup> running: u32;
+// The first logit of the column at hand.
+var<private> base: u32;
 
 // A logit after penalties.
 fn logit(i: u32) -> f32 {
-    let raw = logits[i];
+    let raw = logits[base + i];
     if (settings.penalised == 0u) { return raw; }
     let marks = seen[i];
     if (marks == 0u) { return raw; }
@@ -151,8 +158,33 @@ fn find_bin(thread: u32, wanted: vec2<u32>) {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32) {
-    if (thread == 0u) { atomicStore(&bad, 0u); }
-    workgroupBarrier();
+    if (thread == 0u) {
+        running = u32(ctl.stop == 0u && ctl.columns != 0u);
+        if (ctl.stop == 0u) {
+            ctl.count = 0u;
+            ctl.drafted = max(ctl.columns, 1u) - 1u;
+        }
+    }
+    var column = 0u;
+    while (workgroupUniformLoad(&running) != 0u) {
+        base = column * params.stride;
+        if (thread == 0u) { atomicStore(&bad, 0u); }
+        workgroupBarrier();
+        let token = choose(thread, column);
+        if (thread == 0u) { running = u32(take(column, token)); }
+        // A token that was counted as seen is seen by all.
+        storageBarrier();
+        column += 1u;
+    }
+    if (thread == 0u && column != 0u && ctl.count != 0u) {
+        ctl.tokens[0] = ctl.tokens[ctl.count];
+        ctl.pos += ctl.count;
+        ctl.columns = 1u;
+    }
+}
+
+// The token of a column by all threads; right on thread 0.
+fn choose(thread: u32, column: u32) -> u32 {
     var value = -3.4e38;
     var token = 0u;
     for (var i = thread; i < params.vocab; i += THREADS) {
@@ -171,26 +203,30 @@ fn main(@builtin(local_invocation_index) thread: u32) {
         if (v > value || (v == value && best_tokens[t] < token)) { value = v; token = best_tokens[t]; }
     }
     if (settings.greedy == 0u) {
-        token = draw(thread, value);
+        token = draw(thread, value, column);
     }
-    if (thread != 0u || ctl.stop != 0u) { return; }
+    return token;
+}
+
+// Records a column's token, by one thread; whether the next column holds the token that follows it.
+fn take(column: u32, token: u32) -> bool {
     if (atomicLoad(&bad) != 0u) {
         ctl.stop = 2u;
-        return;
+        return false;
     }
-    ctl.token = token;
-    ctl.sampled = token;
-    ctl.pos += ctl.columns;
-    ctl.columns = 1u;
+    let drafted = ctl.tokens[column + 1u];
+    ctl.tokens[column + 1u] = token;
+    ctl.count = column + 1u;
     ctl.step += 1u;
     if (settings.penalised != 0u) { seen[token] += 1u; }
     for (var s = 0u; s < settings.stops; s += 1u) {
         if (settings.stop_tokens[s >> 2u][s & 3u] == token) { ctl.stop = 1u; }
     }
+    return ctl.stop == 0u && column + 1u < ctl.columns && drafted == token;
 }
 
 // A draw by all threads; the token is right on thread 0.
-fn draw(thread: u32, largest: f32) -> u32 {
+fn draw(thread: u32, largest: f32, column: u32) -> u32 {
     // Of the tokens whose key equals `edge`, the `edge_count` with the lowest indices are kept, and all above.
     var edge = 0u;
     var edge_count = params.vocab;
@@ -247,7 +283,7 @@ fn draw(thread: u32, largest: f32) -> u32 {
     }
     let total = kept_mass(thread, largest, edge, edge_count);
     if (thread == 0u) {
-        var target_mass = scale64(total, random_bits(ctl.pos + ctl.columns));
+        var target_mass = scale64(total, random_bits(ctl.pos + column + 1u));
         var owner = 0u;
         for (; owner + 1u < THREADS; owner += 1u) {
             let here = vec2<u32>(low[owner], high[owner]);

@@ -55,8 +55,12 @@ pub fn summary(answer: &Answer) -> String {
         0 | 1 => String::new(),
         _ => format!(" {decode_rate:.1} tok/s"),
     };
+    let drafts = match answer.speculated.drafted {
+        0 => String::new(),
+        drafted => format!(" ({} of {drafted} drafts)", answer.speculated.accepted),
+    };
     format!(
-        "[prompt {} tok{cached} {prefill_rate:.1} tok/s | gen {} tok{decoded} | ttft {:.2} s | finish: {}]",
+        "[prompt {} tok{cached} {prefill_rate:.1} tok/s | gen {} tok{drafts}{decoded} | ttft {:.2} s | finish: {}]",
         answer.prompt_tokens,
         answer.tokens.len(),
         answer.prefill_s,

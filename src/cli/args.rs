@@ -8,7 +8,7 @@ use clap::{ArgMatches, Args};
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::{Engine, LoadProgress, Placement};
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::options::{DeviceChoice, LoadOptions};
+use cmf_gpu::options::{DeviceChoice, LoadOptions, Speculation};
 use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -61,7 +61,7 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The library's options.
+    /// The library's options, without drafts.
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
             device: self.device.clone(),
@@ -70,6 +70,7 @@ impl DeviceArgs {
             vram_mb: self.vram_mb,
             checked_shaders: self.checked_shaders,
             all_logits: false,
+            speculation: Speculation::Off,
         }
     }
 }

@@ -215,6 +215,7 @@ impl<'a> Chat<'a> {
                 return Ok(());
             }
         };
+        answer.notices.iter().for_each(|notice| sink.note(notice));
         let summary = summary(&answer);
         sink.note(&summary);
         self.last = Some(match self.settings.sampling.temperature {

@@ -3,9 +3,9 @@
 use super::output::size;
 use super::shard::gigabytes;
 use super::{Context, Outcome, Result};
-use cmf_gpu::convert::{Event, Options, convert};
+use cmf_gpu::convert::{Event, Options, Report, RouterStats, convert};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::error::escape;
+use cmf_gpu::error::{Error, escape};
 use cmf_gpu::tools::shard::convert_to_shards;
 use serde_json::json;
 use std::ops::ControlFlow;
@@ -26,6 +26,21 @@ pub struct Args {
     /// Writes several files of at most so many gigabytes (10^9); OUT is a directory or what their names begin with
     #[arg(long, env = "CMF_GPU_SHARD_MAX_GB", value_name = "GB", value_parser = gigabytes, hide_env = true)]
     shard_max_gb: Option<u64>,
+    /// The type of the tensors whose names match, such as '*.mlp.down_proj.weight=q8'; * is anything, ? one character, the
+    /// last that matches counts; may be given more than once
+    #[arg(long, env = "CMF_GPU_TENSOR_QUANT", value_name = "GLOB=Q", value_parser = tensor_quant, hide_env = true)]
+    tensor_quant: Vec<(String, Dtype)>,
+    /// Mean bits of a vbit weight, 3 to 8 [default: 4.25]
+    #[arg(long, env = "CMF_GPU_MEAN_BITS", value_name = "B", hide_env = true)]
+    mean_bits: Option<f64>,
+    /// How often routers choose experts, {"layers": {"3": [f0, f1, ...]}}: vbit gives often used experts more bits
+    #[arg(long, env = "CMF_GPU_ROUTER_STATS", value_name = "F.json", hide_env = true)]
+    router_stats: Option<PathBuf>,
+}
+
+fn tensor_quant(text: &str) -> std::result::Result<(String, Dtype), String> {
+    let (glob, name) = text.rsplit_once('=').ok_or("wanted GLOB=Q")?;
+    Ok((glob.to_owned(), quant(name)?))
 }
 
 /// A type by the name it is asked for.
@@ -47,7 +62,16 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         true => ControlFlow::Break(()),
         false => ControlFlow::Continue(()),
     };
-    let options = Options { quant: args.quant };
+    let stats = args.router_stats.as_deref().map(|path| {
+        let json = std::fs::read(path).map_err(|err| Error::io(path, &err))?;
+        RouterStats::from_json(&json).map_err(|err| err.context(path.display()))
+    });
+    let options = Options {
+        quant: args.quant,
+        overrides: args.tensor_quant,
+        mean_bits: args.mean_bits,
+        router_stats: stats.transpose()?,
+    };
     let mut progress = |event: Event| {
         let Event::Tensor { done, total, .. } = event;
         bar.set(done as u64, total as u64);
@@ -69,12 +93,21 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     for dropped in &report.dropped {
         context.out.note(format!("dropped: {dropped}"));
     }
+    groups(&report, context);
     if context.out.json {
         context.out.json(&json!({
             "tensors": report.tensors,
             "bytes": report.bytes,
             "dropped": report.dropped,
             "notes": report.notes,
+            "groups": report.groups.iter().map(|group| json!({
+                "name": group.name,
+                "dtype": group.dtype.name(),
+                "tensors": group.tensors,
+                "bytes": group.bytes,
+                "bits_per_weight": group.bits_per_weight(),
+                "relative_error": group.relative_error(),
+            })).collect::<Vec<_>>(),
         }))?;
     } else {
         context.out.line(format!(
@@ -86,4 +119,18 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         ))?;
     }
     Ok(Outcome::Done)
+}
+
+/// Says on stderr what the matrices became.
+fn groups(report: &Report, context: &Context) {
+    for group in report.groups.iter().filter(|group| group.matrices) {
+        context.out.note(format!(
+            "{:8} {:6.3} bits  error {:8.6}  {} × {}",
+            group.dtype.name(),
+            group.bits_per_weight(),
+            group.relative_error(),
+            group.tensors,
+            group.name
+        ));
+    }
 }

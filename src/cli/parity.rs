@@ -144,7 +144,8 @@ fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) ->
         kv: options.kv,
         max_binding: device.max_binding(),
         all_logits: false,
-        drafts: 0,
+        // Of the draft head too, where there is one.
+        drafts: 3,
     };
     let plan = Arc::new(program::plan(&model, &container, &options_of_plan)?);
     check_budget(options, Some(device), &plan)?;

@@ -8,7 +8,7 @@ use super::output::Output;
 use super::{Context, Outcome, Result, usage, verify};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::engine::{Answer, Engine, Placement};
-use cmf_gpu::options::AnswerOptions;
+use cmf_gpu::options::{AnswerOptions, LoadOptions, Speculation};
 use cmf_gpu::program::Counters;
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::Finish;
@@ -136,9 +136,10 @@ struct SamplingArgs {
         hide_env = true
     )]
     frequency_penalty: Option<f32>,
-    /// Drafting of tokens: auto or off, which are the same until it is implemented
+    /// Drafting of tokens, which never changes the answer: auto = with the model's draft head while that is faster, off, or so
+    /// many drafts a round, from the head or from the conversation
     #[arg(long, env = "CMF_GPU_SPEC", default_value = "auto", value_parser = spec, hide_env = true)]
-    spec: String,
+    spec: Speculation,
 }
 
 fn stop(text: &str) -> std::result::Result<String, String> {
@@ -148,11 +149,8 @@ fn stop(text: &str) -> std::result::Result<String, String> {
     }
 }
 
-fn spec(text: &str) -> std::result::Result<String, String> {
-    match text {
-        "auto" | "off" => Ok(text.into()),
-        _ => Err("drafting is not implemented yet; wanted auto or off".into()),
-    }
+fn spec(text: &str) -> Result<Speculation> {
+    text.parse()
 }
 
 impl SamplingArgs {
@@ -227,7 +225,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if args.verify {
         verify::sound(&container, &context.out)?;
     }
-    let mut engine = args::load(container, &args.device.options(), context)?;
+    let load = LoadOptions {
+        speculation: args.sampling.spec,
+        ..args.device.options()
+    };
+    let mut engine = args::load(container, &load, context)?;
     let sampling = args.sampling.settings(context, engine.sampling_defaults())?;
     if sampling.temperature > 0.0 && prompt.is_some() {
         context.out.detail(format!("seed {}", sampling.seed));
@@ -324,6 +326,10 @@ fn request(args: &Args, context: &Context) -> Result<Request> {
 }
 
 fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Output) -> Result<()> {
+    answer
+        .notices
+        .iter()
+        .for_each(|notice| out.note(format!("note: {notice}")));
     out.note(summary(answer));
     if !out.json {
         return Ok(());
@@ -345,7 +351,12 @@ fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Outpu
         "seed": sampling.seed,
         "device": device_json(engine.placement()),
         "counters": counters_json(&answer.decode_counters, answer.decode_runs, &totals, engine.placement()),
-        "speculation": {"mode": "off", "drafted": 0, "accepted": 0, "rounds": 0},
+        "speculation": {
+            "mode": answer.speculated.mode.name(),
+            "drafted": answer.speculated.drafted,
+            "accepted": answer.speculated.accepted,
+            "rounds": answer.speculated.rounds,
+        },
     }))
 }
 

@@ -96,6 +96,19 @@ pub struct Mtp {
     /// The head uses the model's embedding.
     #[serde(default = "yes")]
     pub share_embed: bool,
+    /// Which hidden state the head reads; absent = the file does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<MtpHidden>,
+}
+
+/// The hidden state of the network that a multi-token head reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MtpHidden {
+    /// The residual stream before the final norm.
+    PreNorm,
+    /// That after the final norm.
+    PostNorm,
 }
 
 fn yes() -> bool {

@@ -24,7 +24,7 @@ mod verify;
 mod writer;
 
 pub use append::Appender;
-pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, NormStyle, Yarn};
+pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, Yarn};
 pub use cmf::Container;
 pub(crate) use file::MappedFile;
 pub use hash::hash64;

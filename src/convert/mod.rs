@@ -6,11 +6,14 @@
 
 mod arch;
 mod bind;
+mod bits;
 mod experts;
 mod family;
 mod gguf;
 mod hf;
+mod loss;
 mod matrix;
+mod plan;
 mod requant;
 mod rope;
 mod tokenizer;
@@ -18,9 +21,8 @@ mod tokenizer;
 use crate::container::not_the_output;
 use crate::container::{Arch, Sections, TensorSpec, Writer};
 use crate::dtype::Dtype;
-use crate::dtype::encode::{encode, storage_dtype};
+use crate::dtype::encode::{Settings, encode_with};
 use crate::error::{Error, Kind, Result, bail};
-use family::{EMBED, LM_HEAD, steers};
 use matrix::{Encoding, Matrix};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -29,15 +31,41 @@ use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+pub use bits::RouterStats;
+pub use loss::Group;
+
 /// What to convert to.
+///
+/// Vectors and tensors of fewer than 32 elements are f16 whatever is asked for; see
+/// [`storage_dtype`](crate::dtype::encode::storage_dtype) for shapes that a type cannot have.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The type of matrices. Vectors and tiny tensors are f16 whatever is asked for.
+    /// The type of matrices. With one of fewer than 8 bits the embedding and the output projection are q8_2f, and with one of
+    /// at most 8 the matrices of routers and gates, and the small ones of recurrent layers, are f16.
     pub quant: Dtype,
+    /// Types of single tensors by a glob over their names, in which `*` stands for any characters, dots too, and `?` for one.
+    /// Of several that match the last counts.
+    pub overrides: Vec<(String, Dtype)>,
+    /// The mean bits of vbit, 3 to 8; `None` is [`Settings::MEAN_BITS`], and leaves alone what the source has as vbit.
+    pub mean_bits: Option<f64>,
+    /// How much the experts are worth that share the bits of vbit.
+    pub router_stats: Option<RouterStats>,
+}
+
+impl Options {
+    /// Matrices as `quant`, and defaults for the rest.
+    pub fn new(quant: Dtype) -> Options {
+        Options {
+            quant,
+            overrides: Vec::new(),
+            mean_bits: None,
+            router_stats: None,
+        }
+    }
 }
 
 /// What a conversion did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Tensors written.
     pub tensors: usize,
@@ -47,6 +75,8 @@ pub struct Report {
     pub dropped: Vec<String>,
     /// What a person should know about the result.
     pub notes: Vec<String>,
+    /// What was written, by role and type, in the order of the file.
+    pub groups: Vec<Group>,
 }
 
 /// What is happening.
@@ -69,17 +99,15 @@ pub enum Event<'a> {
 /// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file (of a split one: any part) or a
 /// container.
 /// Errors: `UnsupportedModel` names the architecture or the configuration key that cannot be honoured,
-/// `UnsupportedTensorType` the type that cannot be read or written, `MissingTensor` what the network needs and the source
-/// lacks; `Usage` when `out` is an input; `Io`, `Parse`, `Bounds` `HashMismatch` and the container's own for files that are no good.
+/// `UnsupportedTensorType` the type that cannot be read and the tensor whose values its type cannot hold, `MissingTensor` what the
+/// network needs and the source lacks; `Usage` when `out` is an input, an override matches nothing, or bits are asked for that no
+/// tensor has; `Io`, `Parse`, `Bounds` `HashMismatch` and the container's own for files that are no good.
 pub fn convert(
     src: &Path,
     out: &Path,
     options: &Options,
     progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> Result<Report> {
-    if options.quant.quant_name().is_empty() {
-        bail!(Usage, "{} can be read but not written", options.quant.name());
-    }
     match kind_of(src)? {
         SourceKind::HuggingFace => {
             let source = hf::Source::open(src)?;
@@ -228,28 +256,6 @@ impl<'a> Import<'a> {
     }
 }
 
-/// The type in which a tensor is written.
-fn dtype_of(tensor: &Tensor, quant: Dtype) -> Dtype {
-    let wide = matches!(quant, Dtype::F32 | Dtype::Bf16);
-    // A router is small, and what it gets wrong is not a little of every expert but the choice of them.
-    let requested = if (steers(&tensor.name) || experts::routes(&tensor.name)) && !wide {
-        Dtype::F16
-    } else if four_bit(quant) && outermost(&tensor.name) {
-        Dtype::Q82f
-    } else {
-        quant
-    };
-    storage_dtype(requested, &tensor.data.shape)
-}
-
-fn four_bit(quant: Dtype) -> bool {
-    matches!(quant, Dtype::Q4Block | Dtype::Q4Tiled | Dtype::Q4tp)
-}
-
-fn outermost(name: &str) -> bool {
-    name == EMBED || name == LM_HEAD
-}
-
 fn write(
     model: Model,
     src: &Path,
@@ -265,11 +271,22 @@ fn write(
         dropped,
         mut notes,
     } = model;
-    if four_bit(options.quant) && tensors.iter().any(|tensor| outermost(&tensor.name)) {
-        notes.push(format!(
-            "embedding and output projection are q8_2f, the other matrices {}",
-            options.quant.name()
-        ));
+    let tensors = plan::order(tensors);
+    let (dtypes, chosen) = plan::dtypes(&tensors, options)?;
+    notes.extend(chosen);
+    if !dtypes.iter().any(|&dtype| bits::is_vbit(dtype)) {
+        if let Some(mean) = options.mean_bits {
+            bail!(Usage, "a mean of {mean} bits is asked for, and no tensor is to be vbit");
+        }
+        if options.router_stats.is_some() {
+            bail!(
+                Usage,
+                "router statistics are for the bits of vbit, and no tensor is to be vbit"
+            );
+        }
+    }
+    if let Some(stats) = &options.router_stats {
+        stats.check(&tensors)?;
     }
     header.insert("quant_type".into(), options.quant.name().to_uppercase().into());
     let mut provenance = match header.remove("provenance") {
@@ -283,14 +300,18 @@ fn write(
         concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " convert").into(),
     );
     provenance.insert("source_model".into(), name.into());
-    provenance.insert("weight_quant".into(), options.quant.quant_name().into());
+    let quant = match options.quant.quant_name() {
+        "" => options.quant.name(),
+        name => name,
+    };
+    provenance.insert("weight_quant".into(), quant.into());
     header.insert("provenance".into(), provenance.into());
-    let spec = |tensor: &Tensor| TensorSpec {
+    let spec = |(tensor, &dtype): (&Tensor, &Dtype)| TensorSpec {
         name: tensor.name.clone(),
-        dtype: dtype_of(tensor, options.quant),
+        dtype,
         shape: tensor.data.shape.clone(),
     };
-    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
+    let specs: Vec<TensorSpec> = tensors.iter().zip(&dtypes).map(spec).collect();
     let sections = Sections {
         vocab: vocab.as_deref(),
         masks: masks.as_ref().map(|masks| masks.bytes),
@@ -300,11 +321,31 @@ fn write(
     if masks.is_some_and(|masks| masks.by_pass) {
         writer = writer.with_loop_masks()?;
     }
-    for (index, tensor) in tensors.iter().enumerate() {
-        let dtype = dtype_of(tensor, options.quant);
+    let mut groups = Vec::new();
+    let mut bits = bits::Bits::default();
+    for (index, (tensor, &dtype)) in tensors.iter().zip(&dtypes).enumerate() {
         let name = tensor.name.as_str();
-        let payload = payload(&tensor.data, dtype).map_err(|err| err.context(format!("tensor '{name}'")))?;
-        writer.write(&payload)?;
+        let named = |err: Error| err.context(format!("tensor '{name}'"));
+        tensor.data.intact().map_err(named)?;
+        let again = bits::is_vbit(dtype) && (options.mean_bits.is_some() || options.router_stats.is_some());
+        match tensor.data.stored_as(dtype).filter(|_| !again) {
+            Some(payload) => {
+                writer.write(payload)?;
+                loss::add(&mut groups, tensor, dtype, payload, None).map_err(named)?;
+            }
+            None => {
+                let widths = bits.of(index, &tensors, &dtypes, options)?;
+                let settings = Settings {
+                    widths: widths.as_deref(),
+                    ..Settings::default()
+                };
+                let (rows, cols) = tensor.data.rows_cols();
+                let reader = tensor.data.reader().map_err(named)?;
+                let payload = encode_with(dtype, rows, cols, &settings, &*reader).map_err(named)?;
+                writer.write(&payload)?;
+                loss::add(&mut groups, tensor, dtype, &payload, Some(&reader)).map_err(named)?;
+            }
+        }
         tensor.data.release();
         let event = Event::Tensor {
             done: index + 1,
@@ -321,16 +362,6 @@ fn write(
         bytes,
         dropped,
         notes,
+        groups,
     })
-}
-
-/// The bytes of a tensor in `dtype`. What is in that type already stays as it is.
-fn payload<'a>(data: &Matrix<'a>, dtype: Dtype) -> Result<Cow<'a, [u8]>> {
-    data.intact()?;
-    if let Some(bytes) = data.stored_as(dtype) {
-        return Ok(Cow::Borrowed(bytes));
-    }
-    let (rows, cols) = data.rows_cols();
-    let reader = data.reader()?;
-    encode(dtype, rows, cols, &*reader).map(Cow::Owned)
 }

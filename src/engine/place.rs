@@ -5,8 +5,9 @@ use crate::container::{Arch, Tensors};
 use crate::error::{Result, bail};
 use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor};
 use crate::host::HostExecutor;
+use crate::kernel::MAX_COLUMNS;
 use crate::model::{self, Model};
-use crate::options::{DeviceChoice, LoadOptions};
+use crate::options::{DeviceChoice, LoadOptions, Speculation};
 use crate::program::{self, Executor, Plan, PlanOptions};
 use crate::session::Session;
 use std::ops::ControlFlow;
@@ -16,6 +17,9 @@ use std::sync::Arc;
 /// Columns of a prefill chunk on hardware, and on a software adapter or the CPU reference.
 const CHUNK_HARDWARE: u32 = 256;
 const CHUNK_SOFTWARE: u32 = 64;
+/// Drafts a round when the caller does not say: with the token before them they fill a width of the kernels.
+const AUTO_DRAFTS: u32 = 3;
+
 /// What runs where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
@@ -94,7 +98,10 @@ impl Placed {
         let plan = Arc::new(program::plan(
             &model,
             &*tensors,
-            &plan_options(options, device.as_deref(), ctx),
+            &PlanOptions {
+                drafts: drafts(options, &model)?,
+                ..plan_options(options, device.as_deref(), ctx)
+            },
         )?);
         check_budget(options, device.as_deref(), &plan)?;
         let mut upload = |done, total| match progress(done, total) {
@@ -120,7 +127,10 @@ impl Placed {
             buffer_bytes: plan.buffer_bytes(),
             ctx,
         };
-        let session = Session::new(plan, executor);
+        let mut session = Session::new(plan, executor);
+        if options.speculation == Speculation::Auto {
+            session.draft_only_while_it_pays();
+        }
         Ok(Placed {
             model,
             session,
@@ -229,6 +239,17 @@ fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> Pla
         max_binding: device.map_or(u64::MAX / 2, Device::max_binding),
         all_logits: options.all_logits,
         drafts: 0,
+    }
+}
+
+/// Most drafts of a round. Errors: `Usage` for a number that no round has.
+fn drafts(options: &LoadOptions, model: &Model) -> Result<u32> {
+    match options.speculation {
+        Speculation::Off => Ok(0),
+        Speculation::Auto if model.mtp.is_some() && !model.has_experts() => Ok(AUTO_DRAFTS),
+        Speculation::Auto => Ok(0),
+        Speculation::Drafts(drafts) if (1..MAX_COLUMNS).contains(&drafts) => Ok(drafts),
+        Speculation::Drafts(drafts) => bail!(Usage, "{drafts} drafts a round, wanted 1 to {}", MAX_COLUMNS - 1),
     }
 }
 

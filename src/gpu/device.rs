@@ -289,6 +289,7 @@ impl Device {
             planes: step.planes,
             kv: row.kv.then_some(kv),
             team: row.threads.is_none().then_some(self.team),
+            columns: if kernel.is_wide() { step.columns } else { 1 },
             half_native: !step.planes.is_some_and(crate::dtype::planes::Planes::has_halves) || self.half_native,
         }
     }

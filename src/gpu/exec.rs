@@ -37,7 +37,7 @@ pub struct GpuExecutor {
     in_flight: VecDeque<(u64, wgpu::SubmissionIndex)>,
     tickets: u64,
     counters: Counters,
-    weight_bytes: [u64; 4],
+    weight_bytes: [u64; Which::ALL.len()],
 }
 
 impl GpuExecutor {
@@ -107,8 +107,7 @@ impl GpuExecutor {
 
         let scope = device.scope();
         let mut executor = GpuExecutor {
-            weight_bytes: [Which::Decode, Which::Prefill, Which::Head, Which::PrefillLogits]
-                .map(|which| plan.weight_bytes_read(which)),
+            weight_bytes: Which::ALL.map(|which| plan.weight_bytes_read(which)),
             device: device.clone(),
             plan: plan.clone(),
             buffers,
@@ -225,12 +224,9 @@ fn range(buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> wgpu::BindingResourc
 }
 
 fn workgroups(step: &RealStep, extent: Extent) -> [u32; 3] {
-    let columns = |per_group: u32| {
-        if per_group == 0 {
-            1
-        } else {
-            extent.columns.div_ceil(per_group)
-        }
+    let columns = |per_group: u32| match per_group {
+        0 => 1,
+        _ => extent.columns.div_ceil(per_group),
     };
     match step.grid {
         Grid::Teams(teams) => {

@@ -77,9 +77,10 @@ impl Bound<'_> {
         Ok(y)
     }
 
-    /// 1/√(mean + eps) from sums of squares in binding `i`.
-    pub(super) fn norm_scale(&self, i: usize, square_vectors: u32, inv_cols: f32, eps: f32) -> Result<f64> {
-        let squares = part(self.floats(i)?, 0, square_vectors as usize * 4, "squares")?;
+    /// 1/√(mean + eps) from the sums of squares of column `c` in binding `i`.
+    pub(super) fn norm_scale(&self, i: usize, c: usize, square_vectors: u32, inv_cols: f32, eps: f32) -> Result<f64> {
+        let sums = square_vectors as usize * 4;
+        let squares = part(self.floats(i)?, c * sums.next_multiple_of(32), sums, "squares")?;
         let sum: f64 = squares.iter().map(|&v| f64::from(v)).sum();
         Ok(1.0 / (sum * f64::from(inv_cols) + f64::from(eps)).sqrt())
     }
@@ -94,38 +95,48 @@ impl Bound<'_> {
     }
 
     pub(super) fn matvec(&mut self, p: &kernel::Matvec) -> Result<()> {
-        let scale = self.norm_scale(2, p.square_vectors, p.inv_cols, p.eps)?;
         let bias = self.bias(3, p.has_bias, p.row0, p.rows)?;
-        let mut y = self.products(p.rows, p.units, 1, 1)?;
-        y.iter_mut().zip(bias).for_each(|(y, bias)| *y = *y * scale + bias);
-        whole_vectors(&mut y);
-        self.store(4, p.row0 as usize, &y)
+        let y = self.products(p.rows, p.units, 1, self.step.columns as usize)?;
+        for (c, column) in y.chunks(p.rows.max(1) as usize).enumerate() {
+            let scale = self.norm_scale(2, c, p.square_vectors, p.inv_cols, p.eps)?;
+            let mut column: Vec<f64> = column.iter().zip(&bias).map(|(y, bias)| y * scale + bias).collect();
+            whole_vectors(&mut column);
+            self.store(4, c * p.y_stride as usize * 4 + p.row0 as usize, &column)?;
+        }
+        Ok(())
     }
 
     pub(super) fn matvec_add(&mut self, p: &kernel::MatvecAdd) -> Result<()> {
         let bias = self.bias(2, p.has_bias, p.row0, p.rows)?;
-        let mut y = self.products(p.rows, p.units, 1, 1)?;
-        y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-        whole_vectors(&mut y);
-        let at = p.row0 as usize;
-        let h = part(self.floats(4)?, at, y.len(), "h")?;
-        y.iter_mut().zip(h).for_each(|(y, &h)| *y += f64::from(h));
-        self.store(4, at, &y)?;
-        let h = part(self.floats(4)?, at, y.len(), "h")?;
-        let (hg, squares) = prepared(h, part(self.floats(3)?, at, y.len(), "g")?);
-        self.store(5, at, &hg)?;
-        self.store(6, at / 4, &squares)
+        let products = self.products(p.rows, p.units, 1, self.step.columns as usize)?;
+        for (c, column) in products.chunks(p.rows.max(1) as usize).enumerate() {
+            let mut y: Vec<f64> = column.iter().zip(&bias).map(|(y, bias)| y + bias).collect();
+            whole_vectors(&mut y);
+            let (stride, row0) = (p.y_stride as usize * 4, p.row0 as usize);
+            let at = c * stride + row0;
+            let h = part(self.floats(4)?, at, y.len(), "h")?;
+            y.iter_mut().zip(h).for_each(|(y, &h)| *y += f64::from(h));
+            self.store(4, at, &y)?;
+            let h = part(self.floats(4)?, at, y.len(), "h")?;
+            let (hg, squares) = prepared(h, part(self.floats(3)?, row0, y.len(), "g")?);
+            self.store(5, at, &hg)?;
+            self.store(6, c * (stride / 4).next_multiple_of(32) + row0 / 4, &squares)?;
+        }
+        Ok(())
     }
 
     pub(super) fn matvec_glu(&mut self, p: &kernel::MatvecGlu) -> Result<()> {
-        let scale = self.norm_scale(2, p.square_vectors, p.inv_cols, p.eps)?;
-        let products = self.products(p.rows, p.units, 1, 1)?;
+        let products = self.products(p.rows, p.units, 1, self.step.columns as usize)?;
         let gate_bias = self.bias(3, p.has_bias, p.row0, p.part1)?;
         let up_bias = self.bias(3, p.has_bias, p.bias_up + p.row0, p.part1)?;
-        let (gate, up) = halves(&products, p.rows, p.part1)?;
-        let unit = |r: usize| activation(p.gelu, gate[r] * scale + gate_bias[r]) * (up[r] * scale + up_bias[r]);
-        let y: Vec<f64> = (0..gate.len()).map(unit).collect();
-        self.store(4, p.row0 as usize, &y)
+        for (c, column) in products.chunks(p.rows.max(1) as usize).enumerate() {
+            let scale = self.norm_scale(2, c, p.square_vectors, p.inv_cols, p.eps)?;
+            let (gate, up) = halves(column, p.rows, p.part1)?;
+            let unit = |r: usize| activation(p.gelu, gate[r] * scale + gate_bias[r]) * (up[r] * scale + up_bias[r]);
+            let y: Vec<f64> = (0..gate.len()).map(unit).collect();
+            self.store(4, c * p.y_stride as usize * 4 + p.row0 as usize, &y)?;
+        }
+        Ok(())
     }
 
     pub(super) fn matmul(&mut self, p: &kernel::Matmul) -> Result<()> {

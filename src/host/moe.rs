@@ -108,7 +108,7 @@ impl Bound<'_> {
     }
 
     pub(super) fn moe_glu(&mut self, p: &kernel::MoeGlu) -> Result<()> {
-        let scale = self.norm_scale(2, p.square_vectors, p.inv_cols, p.eps)?;
+        let scale = self.norm_scale(2, 0, p.square_vectors, p.inv_cols, p.eps)?;
         let table = self.table(3)?;
         let logits: Vec<f32> = self.floats(4)?.to_vec();
         let (outputs, shared) = (p.outputs as usize, p.shared_outputs as usize);

@@ -1,7 +1,7 @@
 //! From a header and a directory to a [`Model`]: every tensor is consumed or named as unused, every shape is checked.
 
-use super::{Activation, Attention, FeedForward, Ffn, GateUp, Layer, Linear, Mixer, Model, rope};
-use crate::container::{Arch, HiddenAct, LayerType, NormStyle, TensorId, Tensors};
+use super::{Activation, Attention, FeedForward, Ffn, GateUp, HeadInput, Layer, Linear, Mixer, Model, Mtp, rope};
+use crate::container::{Arch, HiddenAct, LayerType, MtpHidden, NormStyle, TensorId, Tensors};
 use crate::error::{Result, bail};
 
 /// Binds the network that `arch` describes to the tensors that are there.
@@ -33,7 +33,7 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
     };
     let mut layers = Vec::new();
     for layer in 0..arch.num_layers {
-        layers.push(binder.layer(arch, layer, ropes.len())?);
+        layers.push(binder.layer(arch, layer, &format!("model.layers.{layer}"), ropes.len())?);
     }
     let final_norm = binder.vector("model.norm.weight", hidden)?;
     let tied = Linear {
@@ -46,6 +46,7 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
         true => tied,
         false => binder.linear("lm_head", arch.vocab_size, hidden)?,
     };
+    let mtp = binder.mtp(arch, ropes.len())?;
     let scale = arch.query_pre_attn_scalar.unwrap_or(arch.head_dim as f64);
     let unused = (0..binder.used.len()).filter(|&id| !binder.used[id]).collect();
     Ok(Model {
@@ -57,6 +58,7 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
         layers,
         final_norm,
         lm_head,
+        mtp,
         norm_add,
         eps: arch.rms_norm_eps as f32,
         attn_scale: (1.0 / scale.sqrt()) as f32,
@@ -92,6 +94,10 @@ fn refuse_unsupported(arch: &Arch) -> Result<()> {
 /// Positions that a layer's queries see, `None` = all. A pattern of N makes every Nth layer global when the header calls all
 /// layers alike.
 fn window(arch: &Arch, layer: usize) -> Result<Option<usize>> {
+    // A draft head's layers come after the network's and see everything.
+    if layer >= arch.num_layers {
+        return Ok(None);
+    }
     let alike = arch.layer_types.iter().all(|&ty| ty == LayerType::FullAttention);
     let slides = match arch.sliding_window_pattern {
         Some(pattern) if alike && arch.sliding_window.is_some() => !(layer + 1).is_multiple_of(pattern),
@@ -154,15 +160,16 @@ impl Binder<'_> {
         })
     }
 
-    fn layer(&mut self, arch: &Arch, layer: usize, ropes: usize) -> Result<Layer> {
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
+    /// Layer number `layer`, whose tensors are named `at`.
+    fn layer(&mut self, arch: &Arch, layer: usize, at: &str, ropes: usize) -> Result<Layer> {
+        let name = |part: &str| format!("{at}.{part}");
         let hidden = arch.hidden_size;
-        let mixer = match self.delta_net(arch, layer)? {
+        let mixer = match self.delta_net(arch, layer, at)? {
             Some(delta_net) => Mixer::DeltaNet(delta_net),
-            None => Mixer::Attention(self.attention(arch, layer, ropes)?),
+            None => Mixer::Attention(self.attention(arch, layer, at, ropes)?),
         };
         let ffn = match self.tensors.find(&name("mlp.gate.weight")) {
-            Some(_) => FeedForward::Moe(self.moe(arch, layer)?),
+            Some(_) => FeedForward::Moe(self.moe(arch, layer, at)?),
             None => FeedForward::Dense(self.ffn(&name("mlp"), hidden)?),
         };
         let attn_norm = self.vector(&name("input_layernorm.weight"), hidden)?;
@@ -198,8 +205,8 @@ impl Binder<'_> {
         })
     }
 
-    fn attention(&mut self, arch: &Arch, layer: usize, ropes: usize) -> Result<Attention> {
-        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
+    fn attention(&mut self, arch: &Arch, layer: usize, at: &str, ropes: usize) -> Result<Attention> {
+        let name = |part: &str| format!("{at}.self_attn.{part}");
         let of = |per_layer: &Option<Vec<usize>>, all: usize| match per_layer {
             Some(heads) => heads.get(layer).copied().unwrap_or(all),
             None => all,
@@ -275,5 +282,49 @@ impl Binder<'_> {
         };
         let down = self.linear(&name("down_proj"), hidden, width)?;
         Ok(Ffn { gate_up, down })
+    }
+
+    /// The draft head, where its tensors are there, under the container's names or the hub's.
+    fn mtp(&mut self, arch: &Arch, ropes: usize) -> Result<Option<Mtp>> {
+        let hidden = arch.hidden_size;
+        let spellings = [
+            ("model.mtp", ["enorm", "hnorm", "eh_proj"]),
+            ("mtp", ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc"]),
+        ];
+        let there =
+            |(at, [_, _, proj]): &(&str, [&str; 3])| self.tensors.find(&format!("{at}.{proj}.weight")).is_some();
+        let Some((at, [enorm, hnorm, eh_proj])) = spellings.into_iter().find(there) else {
+            return Ok(None);
+        };
+        let mut layers = Vec::new();
+        let prefix = |i: usize| format!("{at}.layers.{i}");
+        while self
+            .tensors
+            .infos()
+            .iter()
+            .any(|info| info.name.starts_with(&format!("{}.", prefix(layers.len()))))
+        {
+            let i = layers.len();
+            layers.push(self.layer(arch, arch.num_layers + i, &prefix(i), ropes)?);
+        }
+        if layers.is_empty() {
+            bail!(
+                MissingTensor,
+                "the draft head '{at}.*' has no tensors '{}.*'",
+                prefix(0)
+            );
+        }
+        Ok(Some(Mtp {
+            enorm: self.vector(&format!("{at}.{enorm}.weight"), hidden)?,
+            hnorm: self.vector(&format!("{at}.{hnorm}.weight"), hidden)?,
+            eh_proj: self.linear(&format!("{at}.{eh_proj}"), hidden, 2 * hidden)?,
+            layers,
+            norm: self.vector(&format!("{at}.norm.weight"), hidden)?,
+            input: match arch.mtp.as_ref().and_then(|mtp| mtp.hidden) {
+                None => HeadInput::Unsaid,
+                Some(MtpHidden::PreNorm) => HeadInput::Stream,
+                Some(MtpHidden::PostNorm) => HeadInput::Normed,
+            },
+        }))
     }
 }

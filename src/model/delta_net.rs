@@ -10,18 +10,18 @@ const MAX_HEAD: usize = 256;
 const MAX_TAPS: usize = 16;
 
 impl Binder<'_> {
-    /// The recurrence of a layer that has the tensors of one, `None` for other layers.
+    /// The recurrence of a layer that has the tensors of one, `None` for other layers. Its tensors are named `at`.
     ///
     /// Errors: `MissingTensor` for tensors, and for a layer that is called linear and has neither these nor attention;
     /// `Parse` for dimensions that the header lacks and shapes that contradict it; `UnsupportedModel` for sizes no kernel
     /// takes.
-    pub(super) fn delta_net(&mut self, arch: &Arch, layer: usize) -> Result<Option<DeltaNet>> {
-        let name = |part: &str| format!("model.layers.{layer}.linear_attn.{part}");
+    pub(super) fn delta_net(&mut self, arch: &Arch, layer: usize, at: &str) -> Result<Option<DeltaNet>> {
+        let name = |part: &str| format!("{at}.linear_attn.{part}");
         let has = |binder: &Self, tensor: String| binder.tensors.find(&tensor).is_some();
         let fused = has(self, name("in_proj_qkvz.weight"));
         if !fused && !has(self, name("in_proj_qkv.weight")) {
             let linear = arch.layer_types.get(layer) == Some(&LayerType::LinearAttention);
-            let attends = |part: &str| has(self, format!("model.layers.{layer}.self_attn.{part}.weight"));
+            let attends = |part: &str| has(self, format!("{at}.self_attn.{part}.weight"));
             if linear && !attends("q_proj") && !attends("qkv_proj") {
                 bail!(
                     MissingTensor,

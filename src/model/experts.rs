@@ -6,12 +6,12 @@ use crate::container::Arch;
 use crate::error::{Result, bail};
 
 impl Binder<'_> {
-    /// The mixture of a layer that has a router.
+    /// The mixture of a layer that has a router. Its tensors are named `at`.
     ///
     /// Errors: `Parse` for a header without `arch.moe` and for numbers that contradict each other, `MissingTensor` for an
     /// expert that the router knows and the directory lacks, `UnsupportedModel` for experts of several widths or with biases.
-    pub(super) fn moe(&mut self, arch: &Arch, layer: usize) -> Result<Moe> {
-        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}");
+    pub(super) fn moe(&mut self, arch: &Arch, layer: usize, at: &str) -> Result<Moe> {
+        let name = |part: &str| format!("{at}.mlp.{part}");
         let hidden = arch.hidden_size;
         let router_name = name("gate.weight");
         let Some(constants) = &arch.moe else {
@@ -34,7 +34,7 @@ impl Binder<'_> {
         for expert in 0..rows {
             let prefix = name(&format!("experts.{expert}"));
             let ffn = self.ffn(&prefix, hidden)?;
-            refuse_bias(&ffn, &prefix)?;
+            refuse_odd(&ffn, &prefix)?;
             if let Some(first) = experts.first()
                 && first.down.cols != ffn.down.cols
             {
@@ -64,7 +64,7 @@ impl Binder<'_> {
         };
         let mut shared_gate: Option<Linear> = None;
         if let Some(ffn) = &shared {
-            refuse_bias(ffn, &shared_prefix)?;
+            refuse_odd(ffn, &shared_prefix)?;
             let gate = name("shared_expert_gate");
             if self.tensors.find(&format!("{gate}.weight")).is_some() {
                 shared_gate = Some(self.linear(&gate, 1, hidden)?);
@@ -89,7 +89,11 @@ impl Binder<'_> {
     }
 }
 
-fn refuse_bias(ffn: &Ffn, prefix: &str) -> Result<()> {
+/// Errors: `UnsupportedModel` for biases, `Parse` for a network of no width.
+fn refuse_odd(ffn: &Ffn, prefix: &str) -> Result<()> {
+    if ffn.down.cols == 0 {
+        bail!(Parse, "'{prefix}' is 0 wide");
+    }
     let gate_up = match &ffn.gate_up {
         super::GateUp::Split(gate, up) => [gate.bias, up.bias],
         super::GateUp::Fused(both) => [both.bias, None],

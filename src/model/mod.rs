@@ -219,6 +219,34 @@ pub struct Layer {
     pub ffn_post_norm: Option<TensorId>,
 }
 
+/// Which hidden state of the network a draft head reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadInput {
+    /// The residual stream after the last layer.
+    Stream,
+    /// That after the network's final norm.
+    Normed,
+    /// The file does not say.
+    Unsaid,
+}
+
+/// A draft head (multi-token prediction): from the hidden state of a position and the token after it to the one after that.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mtp {
+    /// RMSNorm weight of the embedding.
+    pub enorm: TensorId,
+    /// RMSNorm weight of the hidden state.
+    pub hnorm: TensorId,
+    /// `[hidden, 2 * hidden]`, over the embedding followed by the hidden state.
+    pub eh_proj: Linear,
+    /// The block.
+    pub layers: Vec<Layer>,
+    /// RMSNorm weight before the shared head.
+    pub norm: TensorId,
+    /// What `hnorm` is applied to.
+    pub input: HeadInput,
+}
+
 /// The whole network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
@@ -238,6 +266,8 @@ pub struct Model {
     pub final_norm: TensorId,
     /// The head, `[vocab, hidden]`; the embedding when tied.
     pub lm_head: Linear,
+    /// The draft head.
+    pub mtp: Option<Mtp>,
     /// Added to norm weights: 1 for norms that multiply by 1 + w.
     pub norm_add: f32,
     /// Added to the mean of squares in norms.
@@ -261,6 +291,13 @@ pub struct Model {
 }
 
 impl Model {
+    /// Whether any layer, those of the draft head included, is a mixture of experts.
+    pub fn has_experts(&self) -> bool {
+        let drafting = self.mtp.iter().flat_map(|mtp| &mtp.layers);
+        let mut layers = self.layers.iter().chain(drafting);
+        layers.any(|layer| matches!(layer.ffn, FeedForward::Moe(_)))
+    }
+
     /// Weights of the network: elements of the tensors it uses.
     pub fn parameters(&self, tensors: &dyn crate::container::Tensors) -> u64 {
         let infos = tensors.infos().iter().enumerate();

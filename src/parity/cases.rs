@@ -24,6 +24,9 @@ pub(super) enum Spec {
     DeltaNet(DeltaNet),
     Moe(Moe),
     Sample(Sample),
+    Draft(Sample),
+    /// With so many drafts at most.
+    RoundBegin(u32),
 }
 
 #[derive(Clone, Debug)]
@@ -53,6 +56,7 @@ pub(super) enum Over {
     Prep,
     Norm,
     AddNorm,
+    LastColumn,
     /// With this cap.
     Cap(f32),
     /// With gelu_tanh, or silu.
@@ -115,7 +119,7 @@ pub(super) struct Linear {
     /// Types and rows of the stacked tensors; of a pair both have the same rows.
     pub parts: Vec<(Dtype, usize)>,
     pub cols: usize,
-    /// One round each.
+    /// One round each; a matvec is as wide as the largest, and computes all of its columns.
     pub columns: Vec<u32>,
     /// Whether the input is yet to be normalised (matvec, matvec_glu).
     pub norm: bool,
@@ -308,6 +312,7 @@ impl Table {
                     spec(Over::Glu(gelu)),
                 );
             }
+            self.add(format!("last_column {cols}"), Tolerance::Exact, spec(Over::LastColumn));
             let caps = [("", 0.0), (" soft", 0.2), (" hard", 1e-3)];
             for (what, cap) in caps {
                 self.add(
@@ -327,6 +332,9 @@ impl Table {
         };
         for (i, (rows, cols)) in dims.into_iter().chain(ragged).enumerate() {
             let columns: &[u32] = match (product.is_matmul(), rows) {
+                (false, 5) => &[8],
+                (false, 6) => &[2],
+                (false, 33) => &[4],
                 (false, _) => ONE,
                 (true, 5) => &[1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 33, 64],
                 (true, _) => &[1, 9],
@@ -601,8 +609,16 @@ impl Table {
                 (Logits::Broken, "not finite"),
             ] {
                 let spec = Sample { vocab, logits, draws };
+                if logits != Logits::Broken {
+                    let spec = Spec::Draft(spec.clone());
+                    self.add(format!("draft {vocab} {what}"), Tolerance::Exact, spec);
+                }
                 self.add(format!("sample {vocab} {what}"), Tolerance::Exact, Spec::Sample(spec));
             }
+        }
+        for depth in [1, 3, 7] {
+            let name = format!("round_begin {depth} drafts");
+            self.add(name, Tolerance::Exact, Spec::RoundBegin(depth));
         }
     }
 }

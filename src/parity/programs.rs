@@ -13,7 +13,7 @@ use std::sync::Arc;
 const STEPS: u32 = 32;
 
 /// Runs `tried` on the device and `reference` on the host, which are one unless a test wants a mistake to be found: two
-/// prefill chunks, the first token, then 32 teacher-forced decode steps,
+/// prefill chunks, the first token, then 32 teacher-forced decode steps and, where the plan has them, some speculative rounds,
 /// sampled greedily and at random in turns. Before each step both sides hold the same state, and after it everything that
 /// the step changed is compared; so the first failure names the step that is wrong. `progress` is told steps done, steps in
 /// all and the label of the next.
@@ -57,17 +57,29 @@ pub fn programs(
     }
     runs.push((Which::Head, prefills[1].0, prefills[1].1));
     runs.extend((start..plan.ctx.min(start + STEPS)).map(|pos| (Which::Decode, pos, 1)));
+    // Rounds begin where the prompt ended, and at the last position.
+    let width = plan.drafts + 1;
+    for which in [Which::Round, Which::OtherRound] {
+        if !plan.program(which).steps.is_empty() {
+            let starts = (start..plan.ctx.saturating_sub(width)).step_by(width as usize).take(3);
+            runs.extend(starts.map(|pos| (which, pos, width)));
+            runs.push((which, plan.ctx - 1, 1));
+        }
+    }
     let total: usize = runs.iter().map(|run| plan.program(run.0).steps.len()).sum();
 
     let mut done = 0;
     for (i, &(which, pos, columns)) in runs.iter().enumerate() {
         let tokens: Vec<u32> = (pos..pos + columns).map(token).collect();
-        let ctl = Ctl {
-            token: tokens[0],
+        // As after a run that sampled the first token and all but one of those before it.
+        let mut ctl = Ctl {
             pos,
             columns,
+            count: plan.drafts.max(1).min(pos),
+            last: plan.ctx,
             ..Ctl::default()
         };
+        ctl.tokens.iter_mut().zip(&tokens).for_each(|(to, &token)| *to = token);
         let sampling = match i % 2 {
             0 => Sampling::greedy(),
             _ => Sampling {
@@ -136,8 +148,9 @@ impl Pair {
         }
         let program = match which {
             Which::Decode => "decode",
-            Which::Prefill | Which::PrefillLogits => "prefill",
+            Which::Prefill | Which::PrefillLogits | Which::OtherPrefill => "prefill",
             Which::Head => "head",
+            Which::Round | Which::OtherRound => "round",
         };
         let name = format!("{program} {}", step.label);
         let kind = format!("{program} {}", step.op.kernel().stem());
@@ -150,6 +163,7 @@ fn tolerance(step: &Step, kind: Elements) -> Tolerance {
     match (&step.op, kind) {
         (_, Elements::Words) => Tolerance::Exact,
         (_, Elements::F16) => Tolerance::Half,
+        (Op::LastColumn(_) | Op::RoundBegin(_) | Op::Draft(_), _) => Tolerance::Exact,
         (Op::Embed(_) | Op::Prep(_), _) => Tolerance::Rounded,
         (Op::Norm(_) | Op::AddNorm(_) | Op::Matvec(_) | Op::MatvecAdd(_), _) => Tolerance::Summed,
         (Op::Matmul(_) | Op::MatmulAdd(_) | Op::Rope(_) | Op::Sample(_), _) => Tolerance::Summed,

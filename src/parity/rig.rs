@@ -13,7 +13,7 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::kernel::{self, Kv, Op};
 use crate::program::{
-    Bind, Buffer, BufferId, Ctl, Extent, Fill, Fixed, Grid, Matrix, Piece, Plan, Program, Stacking, Step, Vector,
+    Bind, Buffer, BufferId, Ctl, Extent, Fill, Fixed, Grid, Matrix, Piece, Plan, Program, Stacking, Step, Vector, Which,
 };
 use crate::sampling::SETTINGS_WORDS;
 use random::{Random, padded};
@@ -101,6 +101,8 @@ impl Spec {
             Spec::DeltaNet(spec) => maker.delta_net(spec)?,
             Spec::Moe(spec) => maker.moe(spec, max_binding)?,
             Spec::Sample(spec) => maker.sample(spec)?,
+            Spec::Draft(spec) => maker.draft(spec)?,
+            Spec::RoundBegin(depth) => maker.round_begin(*depth)?,
         };
         let program = Program {
             steps: maker.steps,
@@ -111,12 +113,18 @@ impl Spec {
                 buffers: maker.buffers,
                 matrices: maker.matrices,
                 vectors: maker.vectors,
-                programs: [program, Program::default(), Program::default(), Program::default()],
+                programs: {
+                    let mut programs = <[Program; Which::ALL.len()]>::default();
+                    programs[Which::Decode as usize] = program;
+                    programs
+                },
+                drafts: 0,
                 fixed: Fixed {
                     ctl: CTL,
                     settings: SETTINGS,
                     tokens: TOKENS,
                     seen: TOKENS,
+                    head: None,
                 },
                 ctx: POSITIONS,
                 chunk: 64,
@@ -186,7 +194,15 @@ impl Maker {
             op,
             planes,
             bindings,
+            columns: 1,
         });
+    }
+
+    /// Lets the last step compute so many columns side by side.
+    fn widen(&mut self, columns: u32) {
+        if let Some(step) = self.steps.last_mut() {
+            step.columns = columns;
+        }
     }
 
     fn round(&mut self, pos: u32, columns: u32, mut inputs: Vec<(BufferId, Vec<u32>)>) {
@@ -251,13 +267,25 @@ impl Maker {
         let mut besides = None;
         match spec.over {
             Over::Prep => {
-                let (hg, squares) = (self.buffer("hg", stride), self.buffer("squares", stride / 4));
+                let sums = (stride / 4).next_multiple_of(32);
+                let (hg, squares) = (
+                    self.buffer("hg", stride * most as usize),
+                    self.buffer("squares", sums * most as usize),
+                );
                 let bindings = vec![ctl, x_bind, g, Bind::Buffer(hg), Bind::Buffer(squares)];
                 self.step(Op::Prep(kernel::Prep { vectors }), bindings);
             }
             Over::Norm => {
-                let y = self.buffer("y", stride * most as usize);
-                let op = Op::Norm(kernel::Norm { vectors, inv_cols, eps });
+                // Between two results lies room that stays as it is.
+                let (y_stride, y_first) = (vectors + 16, 8);
+                let y = self.buffer("y", y_stride as usize * 4 * most as usize);
+                let op = Op::Norm(kernel::Norm {
+                    vectors,
+                    inv_cols,
+                    eps,
+                    y_stride,
+                    y_first,
+                });
                 self.step(op, vec![ctl, x_bind, g, Bind::Buffer(y)]);
             }
             Over::AddNorm => {
@@ -275,13 +303,17 @@ impl Maker {
                 self.step(op, vec![ctl, Bind::Buffer(up), x_bind]);
                 besides = Some(up);
             }
+            Over::LastColumn => {
+                let to = self.buffer("to", stride);
+                let op = Op::LastColumn(kernel::LastColumn { vectors });
+                self.step(op, [x, to, CTL].map(Bind::Buffer).to_vec());
+            }
             Over::Cap(cap) => {
                 let multiplier = 0.75;
                 let op = Op::Cap(kernel::Cap {
                     vectors,
                     multiplier,
                     cap,
-                    first: 0,
                 });
                 self.step(op, vec![ctl, x_bind]);
             }

@@ -57,7 +57,7 @@ impl Walk<'_> {
         let [q_norm, k_norm] = head_norms.unwrap_or([self.none; 2]);
         for (mode, scratch) in [(Mode::Decode, decode), (Mode::Prefill, prefill)] {
             let bindings = vec![
-                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(scratch.ctl),
                 Bind::Buffer(self.ropes[attention.rope]),
                 Bind::Vector(q_norm),
                 Bind::Vector(k_norm),
@@ -104,13 +104,12 @@ impl Walk<'_> {
             y_stride,
             query_vectors,
         };
-        let ctl = self.fixed.ctl;
         let bind = |buffers: &[usize]| buffers.iter().copied().map(Bind::Buffer).collect::<Vec<_>>();
-        let to_part = bind(&[ctl, decode.qkv, k_cache, v_cache, decode.part]);
+        let to_part = bind(&[decode.ctl, decode.qkv, k_cache, v_cache, decode.part]);
         self.push(Mode::Decode, &name("block"), Op::AttnBlock(block), None, to_part);
-        let to_attn = bind(&[ctl, decode.part, decode.qkv, decode.attn]);
+        let to_attn = bind(&[decode.ctl, decode.part, decode.qkv, decode.attn]);
         self.push(Mode::Decode, &name("merge"), Op::AttnMerge(merge), None, to_attn);
-        let to_attn = bind(&[ctl, prefill.qkv, k_cache, v_cache, prefill.attn]);
+        let to_attn = bind(&[prefill.ctl, prefill.qkv, k_cache, v_cache, prefill.attn]);
         self.push(Mode::Prefill, &name("chunk"), Op::AttnChunk(chunk), None, to_attn);
 
         let x = [decode.attn, prefill.attn];
@@ -146,7 +145,7 @@ impl Walk<'_> {
             let row0 = first as u32;
             let from = Source { matrix, bias, row0 };
             let norm = self.decode_norm();
-            self.matvec(from, self.decode.x, norm, self.decode.qkv, label);
+            self.matvec(from, self.decode.x, norm, (self.decode.qkv, stride), label);
             self.matmul(from, self.prefill.x, self.prefill.qkv, stride, label);
             first += stacked.iter().map(|linear| linear.rows).sum::<usize>();
             rest = others;

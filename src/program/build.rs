@@ -1,13 +1,16 @@
 //! From a [`Model`] to a [`Plan`]: buffers and weights are listed, then one walk over the layers writes the programs.
 
 use super::delta_net::projected;
+use super::draft::Network;
 use super::walk::{Mode, Scratch, Walk};
-use super::{ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, Matrix, MatrixId, Piece, Plan, Program, Stacking, Vector};
-use super::{VectorId, moe, weights};
+use super::{
+    ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, HeadBuffers, Matrix, MatrixId, Piece, Plan, Program, Stacking,
+};
+use super::{Vector, VectorId, moe, weights};
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
-use crate::kernel::Kv;
+use crate::kernel::{Kv, MAX_COLUMNS};
 use crate::model::{FeedForward, GateUp, Layer, Linear, Mixer, Model};
 use crate::sampling;
 
@@ -24,7 +27,8 @@ pub struct PlanOptions {
     pub max_binding: u64,
     /// Whether to plan the program that makes the logits of every prompt column.
     pub all_logits: bool,
-    /// Most tokens that a speculative round guesses; recurrent layers keep one state more than that.
+    /// Most drafts of a speculative round, at most 7; 0 = no speculation. The model's draft head makes them, where it has one,
+    /// else the session's caller. Recurrent layers keep one state more than that.
     pub drafts: u32,
 }
 
@@ -39,14 +43,38 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         vectors: Vec::new(),
     };
     let chunk = options.chunk as usize;
-    let fixed = Fixed {
+    if options.drafts >= MAX_COLUMNS {
+        bail!(
+            Usage,
+            "{} drafts a round, wanted at most {}",
+            options.drafts,
+            MAX_COLUMNS - 1
+        );
+    }
+    if options.drafts != 0 && model.has_experts() {
+        bail!(
+            UnsupportedModel,
+            "a mixture of experts decodes one token at a time yet; --spec off goes without drafts"
+        );
+    }
+    // A run for one draft more than the kernels' width costs the next width.
+    let columns = (options.drafts + 1).next_power_of_two();
+    let mut fixed = Fixed {
         ctl: b.words("ctl", 64)?,
         settings: b.words("settings", sampling::SETTINGS_WORDS)?,
         tokens: b.words("tokens", chunk)?,
         seen: b.words("seen", model.vocab)?,
+        head: None,
     };
-    let logits = b.columns("decode.logits", model.vocab, 1)?;
-    let [decode, prefill] = b.scratch(model)?;
+    let head = model.mtp.as_ref().filter(|_| options.drafts != 0);
+    if head.is_some() {
+        fixed.head = Some(HeadBuffers {
+            ctl: b.words("draft.ctl", 64)?,
+            next_tokens: b.words("draft.tokens", chunk)?,
+        });
+    }
+    let logits = b.columns("decode.logits", model.vocab, columns as usize)?;
+    let [decode, prefill] = b.scratch(model, fixed.ctl, columns as usize)?;
     let moe_scratch = moe::scratch(&mut b, model)?;
     let mut ropes = Vec::new();
     for (i, rope) in model.ropes.iter().enumerate() {
@@ -89,9 +117,10 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     let trunk = walk.take(Mode::Decode);
     let decode_normed = walk.decode_normed;
     // What follows the trunk is the same for a decoded token and for the last token of a prompt.
-    walk.prep(prefill.h, norm);
+    walk.last_column(prefill.h, decode.h, fixed.ctl);
+    walk.prep(decode.h, norm);
     walk.head(lm_head, lm_bias, logits);
-    let head = Program {
+    let head_program = Program {
         hidden: decode.h,
         logits: Some(logits),
         ..walk.take(Mode::Decode)
@@ -115,6 +144,25 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         with_logits.hidden = prefill.h;
         with_logits.logits = Some(all);
     }
+    let mut rounds = [Program::default(), Program::default()];
+    let mut prefills = [prefill_program, Program::default()];
+    if options.drafts != 0 {
+        let judge = decode_program.widened(columns);
+        rounds[0] = judge.clone();
+        if let Some(mtp) = head {
+            let network = Network {
+                embed,
+                lm_head,
+                lm_bias,
+                logits,
+                final_norm: norm,
+            };
+            let head = walk.draft_head(mtp, &network, options.drafts, columns)?;
+            (rounds, prefills) = head.programs(&judge, &prefills[0]);
+        }
+    }
+    let [round, other_round] = rounds;
+    let [prefill_program, other_prefill] = prefills;
     let Walk { b, .. } = walk;
     let recurs = model
         .layers
@@ -125,7 +173,16 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         buffers: b.buffers,
         matrices: b.matrices,
         vectors: b.vectors,
-        programs: [decode_program, prefill_program, head, with_logits],
+        programs: [
+            decode_program,
+            prefill_program,
+            head_program,
+            with_logits,
+            round,
+            other_prefill,
+            other_round,
+        ],
+        drafts: options.drafts,
         fixed,
         ctx: options.ctx,
         chunk: options.chunk,
@@ -146,9 +203,15 @@ pub(super) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Activations for one column and for a chunk, as wide as the widest layer needs.
-    fn scratch(&mut self, model: &Model) -> Result<[Scratch; 2]> {
-        let widest = |f: &dyn Fn(&Layer) -> usize| model.layers.iter().map(f).max().unwrap_or(0);
+    /// Activations for `columns` decoded side by side and for a chunk, as wide as the widest layer needs.
+    fn scratch(&mut self, model: &Model, ctl: BufferId, columns: usize) -> Result<[Scratch; 2]> {
+        let drafting = model.mtp.iter().filter(|_| self.options.drafts != 0);
+        let layers: Vec<&Layer> = model
+            .layers
+            .iter()
+            .chain(drafting.flat_map(|mtp| &mtp.layers))
+            .collect();
+        let widest = |f: &dyn Fn(&Layer) -> usize| layers.iter().map(|layer| f(layer)).max().unwrap_or(0);
         // Heads of attention, elements of a column of projections, and of what the output projection reads.
         let mixer = |layer: &Layer| match &layer.mixer {
             Mixer::Attention(attention) => [
@@ -163,21 +226,21 @@ impl Builder<'_> {
             FeedForward::Dense(ffn) => ffn.down.cols,
             FeedForward::Moe(moe) => moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols),
         });
-        let post_norms = model
-            .layers
+        let post_norms = layers
             .iter()
             .any(|layer| layer.attn_post_norm.is_some() || layer.ffn_post_norm.is_some());
         let mut apart = false;
-        for layer in &model.layers {
+        for layer in &layers {
             apart |= self.gate_up_apart(layer)?;
         }
         let blocks = self.options.ctx.div_ceil(ATTENTION_BLOCK) as usize;
-        let squares = self.columns("decode.squares", model.hidden / 4, 1)?;
-        let part = self.floats("decode.part", heads * blocks * (4 + model.head_dim))?;
+        let squares = self.columns("decode.squares", model.hidden / 4, columns)?;
+        let part = self.floats("decode.part", columns * heads * blocks * (4 + model.head_dim))?;
         let chunk = self.options.chunk as usize;
         let mut scratch = |prefix: &str, columns: usize| -> Result<Scratch> {
             let mut buffer = |role: &str, elements: usize| self.columns(&format!("{prefix}.{role}"), elements, columns);
             Ok(Scratch {
+                ctl,
                 h: buffer("h", model.hidden)?,
                 x: buffer("x", model.hidden)?,
                 y: if post_norms {
@@ -193,7 +256,7 @@ impl Builder<'_> {
                 part,
             })
         };
-        Ok([scratch("decode", 1)?, scratch("prefill", chunk)?])
+        Ok([scratch("decode", columns)?, scratch("prefill", chunk)?])
     }
 
     /// Whether a layer's gate and up projections have different device layouts, so that no kernel does both.
@@ -230,12 +293,12 @@ impl Builder<'_> {
         self.buffer(label.into(), count as u64 * 4, Fill::Zero)
     }
 
-    fn words(&mut self, label: &str, count: usize) -> Result<BufferId> {
+    pub(super) fn words(&mut self, label: &str, count: usize) -> Result<BufferId> {
         self.floats(label, count)
     }
 
     /// Columns of activations, each padded to whole units.
-    fn columns(&mut self, label: &str, elements: usize, columns: usize) -> Result<BufferId> {
+    pub(super) fn columns(&mut self, label: &str, elements: usize, columns: usize) -> Result<BufferId> {
         self.floats(label, elements.next_multiple_of(32) * columns)
     }
 

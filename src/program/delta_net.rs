@@ -137,7 +137,7 @@ impl Walk<'_> {
         });
         for (mode, scratch) in [(Mode::Decode, self.decode), (Mode::Prefill, self.prefill)] {
             let bindings = vec![
-                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(scratch.ctl),
                 Bind::Buffer(scratch.qkv),
                 Bind::Vector(conv),
                 Bind::Vector(gates),

@@ -73,6 +73,7 @@ impl Walk<'_> {
                 has_bias,
                 bias_up: bias_up as u32,
                 gelu,
+                y_stride: Self::vectors_of(width),
             });
             let bindings = vec![
                 weight,
@@ -95,7 +96,7 @@ impl Walk<'_> {
             });
             let bindings = vec![
                 weight,
-                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(self.prefill.ctl),
                 Bind::Buffer(self.prefill.x),
                 bias,
                 Bind::Buffer(self.prefill.act),
@@ -118,12 +119,12 @@ impl Walk<'_> {
             let bias = self.b.biases(format!("{label}.bias"), &[linear])?;
             let from = Source { matrix, bias, row0: 0 };
             let decode_norm = self.decode_norm();
-            self.matvec(from, decode.x, decode_norm, y[0], &label);
+            self.matvec(from, decode.x, decode_norm, (y[0], vectors), &label);
             self.matmul(from, prefill.x, y[1], vectors, &label);
         }
         let gelu = u32::from(self.model.activation == Activation::GeluTanh);
         for (mode, scratch) in [(Mode::Decode, decode), (Mode::Prefill, prefill)] {
-            let bindings = [self.fixed.ctl, scratch.up, scratch.act].map(Bind::Buffer).to_vec();
+            let bindings = [scratch.ctl, scratch.up, scratch.act].map(Bind::Buffer).to_vec();
             self.push(
                 mode,
                 &name("glu"),

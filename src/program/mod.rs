@@ -7,6 +7,7 @@ mod attention;
 mod bank;
 mod build;
 mod delta_net;
+mod draft;
 mod ffn;
 mod moe;
 mod walk;
@@ -19,7 +20,7 @@ pub use weights::sources;
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::{Geometry, Planes};
 use crate::error::Result;
-use crate::kernel::{Access, Kv, Op};
+use crate::kernel::{Access, Kv, MAX_COLUMNS, Op};
 use std::ops::Range;
 
 /// Positions of one attention block; a test holds it to `shaders/lib/attention.wgsl`.
@@ -228,9 +229,9 @@ impl Grid {
     pub fn of(op: &Op) -> Grid {
         match op {
             Op::Embed(p) => Grid::Threads(p.units * 4, 1),
-            Op::Prep(p) => Grid::Threads(p.vectors, 0),
+            Op::Prep(p) => Grid::Threads(p.vectors, 1),
             Op::Norm(_) | Op::AddNorm(_) => Grid::Columns,
-            Op::Cap(p) => Grid::Threads(p.vectors, 1 - p.first.min(1)),
+            Op::Cap(p) => Grid::Threads(p.vectors, 1),
             Op::Matvec(p) => Grid::Teams(p.rows.div_ceil(4)),
             Op::MatvecAdd(p) => Grid::Teams(p.rows.div_ceil(4)),
             Op::MatvecGlu(p) => Grid::Teams(p.part1.div_ceil(2)),
@@ -262,6 +263,7 @@ impl Grid {
             },
             Op::MoeCombine(p) => Grid::Threads(p.vectors, 1),
             Op::MoeLists(_) | Op::Sample(_) => Grid::One,
+            Op::LastColumn(_) | Op::RoundBegin(_) | Op::Draft(_) => Grid::One,
         }
     }
 }
@@ -279,6 +281,8 @@ pub struct Step {
     pub bindings: Vec<Bind>,
     /// Its extent.
     pub grid: Grid,
+    /// Columns that the matvec family computes side by side: 1, 2, 4 or 8.
+    pub columns: u32,
 }
 
 impl Step {
@@ -310,6 +314,20 @@ pub struct Program {
     pub logits: Option<BufferId>,
 }
 
+impl Program {
+    /// The same steps for so many columns side by side.
+    fn widened(&self, columns: u32) -> Program {
+        let wide = |step: &Step| Step {
+            columns,
+            ..step.clone()
+        };
+        Program {
+            steps: self.steps.iter().map(wide).collect(),
+            ..self.clone()
+        }
+    }
+}
+
 /// Which program to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
@@ -321,6 +339,34 @@ pub enum Which {
     Head,
     /// A prefill that also makes the logits of every column.
     PrefillLogits,
+    /// A speculative round: the draft head drafts, where there is one, then the network judges all drafts in one run.
+    Round,
+    /// A prefill for the draft head's other reading of hidden states, where the file does not say which one is meant.
+    OtherPrefill,
+    /// A round with that reading.
+    OtherRound,
+}
+
+impl Which {
+    /// All of them, in the order of [`Plan::programs`].
+    pub const ALL: [Which; 7] = [
+        Which::Decode,
+        Which::Prefill,
+        Which::Head,
+        Which::PrefillLogits,
+        Which::Round,
+        Which::OtherPrefill,
+        Which::OtherRound,
+    ];
+}
+
+/// Buffers of the draft head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadBuffers {
+    /// Its control words.
+    pub ctl: BufferId,
+    /// For each token of a prefill chunk the one that follows it.
+    pub next_tokens: BufferId,
 }
 
 /// The buffers every plan has.
@@ -334,6 +380,8 @@ pub struct Fixed {
     pub tokens: BufferId,
     /// Which tokens the conversation has seen: see `shaders/op/sample.wgsl`.
     pub seen: BufferId,
+    /// Those of the draft head, where one is used.
+    pub head: Option<HeadBuffers>,
 }
 
 /// Everything a session needs, as data.
@@ -346,7 +394,9 @@ pub struct Plan {
     /// Norm weights and biases.
     pub vectors: Vec<Vector>,
     /// The programs, by [`Which`] order.
-    pub programs: [Program; 4],
+    pub programs: [Program; Which::ALL.len()],
+    /// Most drafts of a speculative round; 0 = none.
+    pub drafts: u32,
     /// Well-known buffers.
     pub fixed: Fixed,
     /// Positions of the context.
@@ -426,22 +476,34 @@ pub struct Extent {
     pub end: u32,
 }
 
-/// Words of `ctl` that are read back after a run; see `shaders/lib/ctl.wgsl`.
+/// The control words, which are read back after a run; see `shaders/lib/ctl.wgsl`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Ctl {
-    /// The token to run next.
-    pub token: u32,
+    /// The token to run next and drafts of those that follow it; after a run, from 1 on, the tokens it sampled.
+    pub tokens: [u32; MAX_COLUMNS as usize + 1],
     /// Position of the first column of the next run.
     pub pos: u32,
-    /// Columns of the next run.
+    /// Columns of the next run; 0 = it does nothing.
     pub columns: u32,
     /// Tokens sampled so far.
     pub step: u32,
     /// 0 running, 1 a stop token was sampled, 2 the logits were not finite.
     pub stop: u32,
-    /// The token sampled last.
-    pub sampled: u32,
+    /// Tokens that the last run sampled.
+    pub count: u32,
+    /// Drafts that it judged.
+    pub drafted: u32,
+    /// Position of the last token that a speculative round may sample.
+    pub last: u32,
+}
+
+impl Ctl {
+    /// What the last run sampled, in order.
+    pub fn sampled(&self) -> &[u32] {
+        let count = (self.count as usize).min(MAX_COLUMNS as usize);
+        &self.tokens[1..=count]
+    }
 }
 
 /// What an executor did, in totals; differences of two snapshots describe a stretch of work.
@@ -518,4 +580,43 @@ pub trait Executor: Send {
 
     /// What was done so far.
     fn counters(&self) -> Counters;
+}
+
+#[cfg(test)]
+impl Plan {
+    /// A plan whose programs have so many steps, for executors that only pretend.
+    pub(crate) fn of_nothing(steps: usize, chunk: u32, kept_states: Option<u32>) -> Plan {
+        let step = Step {
+            label: String::new(),
+            op: Op::Sample(bytemuck::Zeroable::zeroed()),
+            planes: None,
+            bindings: Vec::new(),
+            grid: Grid::One,
+            columns: 1,
+        };
+        let program = Program {
+            steps: vec![step; steps],
+            ..Program::default()
+        };
+        Plan {
+            buffers: Vec::new(),
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            programs: std::array::from_fn(|_| program.clone()),
+            fixed: Fixed {
+                ctl: 0,
+                settings: 0,
+                tokens: 0,
+                seen: 0,
+                head: None,
+            },
+            ctx: 512,
+            chunk,
+            kv: Kv::F16,
+            vocab: 10,
+            hidden: 32,
+            kept_states,
+            drafts: 0,
+        }
+    }
 }

@@ -247,8 +247,8 @@ impl Walk<'_> {
                 row0,
             };
             let norm = self.decode_norm();
-            self.matvec(from, self.decode.x, norm, scratch.router, &label);
             let stride = Self::vectors_of(layout.logits);
+            self.matvec(from, self.decode.x, norm, (scratch.router, stride), &label);
             self.matmul(from, self.prefill.x, scratch.routers, stride, &label);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The steps that every layer is made of, each written for decode (one column) and prefill (a chunk) side by side.
+//! The steps that every layer is made of, each written for decode (one column or a few) and prefill (a chunk) side by side.
 
 use super::build::Builder;
 use super::moe::MoeScratch;
@@ -16,9 +16,11 @@ pub(super) enum Mode {
     Prefill,
 }
 
-/// Buffers of activations, for one column or for a chunk.
+/// Buffers of activations, for the columns of a decoding run or for a chunk.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
+    /// The control words of the run.
+    pub ctl: BufferId,
     /// The residual stream.
     pub h: BufferId,
     /// What the next linear map reads: the normalised stream, or in decode the stream times the norm's weight.
@@ -45,6 +47,7 @@ pub(super) struct Source {
 }
 
 /// How a decoding map finds the norm of its input.
+#[derive(Clone, Copy)]
 pub(super) struct DecodeNorm {
     pub square_vectors: u32,
     pub inv_cols: f32,
@@ -113,11 +116,12 @@ impl<'a> Walk<'a> {
             op,
             planes,
             bindings,
+            columns: 1,
         };
         self.programs[mode as usize].steps.push(step);
     }
 
-    fn scratch(&self, mode: Mode) -> Scratch {
+    pub(super) fn scratch(&self, mode: Mode) -> Scratch {
         match mode {
             Mode::Decode => self.decode,
             Mode::Prefill => self.prefill,
@@ -154,22 +158,30 @@ impl<'a> Walk<'a> {
                 row0: segment.row0,
                 multiplier: self.model.embed_multiplier,
             });
-            let to = self.scratch(mode).h;
+            let scratch = self.scratch(mode);
             let bindings = vec![
                 Bind::Weight(matrix, i),
-                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(scratch.ctl),
                 Bind::Buffer(tokens),
-                Bind::Buffer(to),
+                Bind::Buffer(scratch.h),
             ];
             self.push(mode, "embed", op, Some(planes), bindings);
         }
     }
 
-    /// Readies the last column of `source` for decoding.
+    /// Makes the last column of `source` the only one of the run of `ctl`, in `to`.
+    pub(super) fn last_column(&mut self, source: BufferId, to: BufferId, ctl: BufferId) {
+        let vectors = Self::vectors_of(self.model.hidden);
+        let bindings = [source, to, ctl].map(Bind::Buffer).to_vec();
+        let op = Op::LastColumn(kernel::LastColumn { vectors });
+        self.push(Mode::Decode, "last", op, None, bindings);
+    }
+
+    /// Readies the columns of `source` for decoding.
     pub(super) fn prep(&mut self, source: BufferId, norm: VectorId) {
         let vectors = Self::vectors_of(self.model.hidden);
         let bindings = vec![
-            Bind::Buffer(self.fixed.ctl),
+            Bind::Buffer(self.decode.ctl),
             Bind::Buffer(source),
             Bind::Vector(norm),
             Bind::Buffer(self.decode.x),
@@ -184,18 +196,34 @@ impl<'a> Walk<'a> {
         if std::mem::take(&mut self.prefill_normed) {
             return;
         }
+        let to = (self.prefill.x, Self::vectors_of(self.model.hidden), 0);
+        self.norm_into(Mode::Prefill, self.prefill.h, norm, to, label);
+    }
+
+    /// Normalises columns of the stream's width into a buffer, given with the vectors of 4 from one of its columns to the
+    /// next and the first that is written.
+    pub(super) fn norm_into(
+        &mut self,
+        mode: Mode,
+        source: BufferId,
+        norm: VectorId,
+        (to, y_stride, y_first): (BufferId, u32, u32),
+        label: &str,
+    ) {
         let op = Op::Norm(kernel::Norm {
             vectors: Self::vectors_of(self.model.hidden),
             inv_cols: 1.0 / self.model.hidden as f32,
             eps: self.model.eps,
+            y_stride,
+            y_first,
         });
         let bindings = vec![
-            Bind::Buffer(self.fixed.ctl),
-            Bind::Buffer(self.prefill.h),
+            Bind::Buffer(self.scratch(mode).ctl),
+            Bind::Buffer(source),
             Bind::Vector(norm),
-            Bind::Buffer(self.prefill.x),
+            Bind::Buffer(to),
         ];
-        self.push(Mode::Prefill, label, op, None, bindings);
+        self.push(mode, label, op, None, bindings);
     }
 
     /// How the readers of `decode.x` find its norm.
@@ -211,8 +239,15 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// y = linear(x) for one column.
-    pub(super) fn matvec(&mut self, from: Source, x: BufferId, norm: DecodeNorm, y: BufferId, label: &str) {
+    /// y = linear(x) for decoding; y is a buffer and the vectors of 4 from one of its columns to the next.
+    pub(super) fn matvec(
+        &mut self,
+        from: Source,
+        x: BufferId,
+        norm: DecodeNorm,
+        (y, y_stride): (BufferId, u32),
+        label: &str,
+    ) {
         let Matrix { planes, segments, .. } = self.b.matrices[from.matrix].clone();
         for (i, segment) in segments.iter().enumerate() {
             let op = Op::Matvec(kernel::Matvec {
@@ -225,6 +260,7 @@ impl<'a> Walk<'a> {
                 inv_cols: norm.inv_cols,
                 eps: norm.eps,
                 has_bias: u32::from(from.bias.is_some()),
+                y_stride,
             });
             let bindings = vec![
                 Bind::Weight(from.matrix, i),
@@ -252,7 +288,7 @@ impl<'a> Walk<'a> {
             });
             let bindings = vec![
                 Bind::Weight(from.matrix, i),
-                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(self.prefill.ctl),
                 Bind::Buffer(x),
                 Bind::Vector(from.bias.unwrap_or(self.none)),
                 Bind::Buffer(y),
@@ -276,8 +312,9 @@ impl<'a> Walk<'a> {
             None => self.add(label, matrix, bias, x, next_norm),
             Some(tensor) => {
                 let from = Source { matrix, bias, row0: 0 };
-                self.matvec(from, x[0], AS_IT_IS, self.decode.y, label);
-                self.matmul(from, x[1], self.prefill.y, Self::vectors_of(linear.rows), label);
+                let y_stride = Self::vectors_of(linear.rows);
+                self.matvec(from, x[0], AS_IT_IS, (self.decode.y, y_stride), label);
+                self.matmul(from, x[1], self.prefill.y, y_stride, label);
                 let label = format!("{label}.norm");
                 let post_norm = self.vector(label.clone(), tensor);
                 self.add_norm(&label, post_norm, next_norm);
@@ -293,18 +330,19 @@ impl<'a> Walk<'a> {
         let Matrix { planes, segments, .. } = self.b.matrices[matrix].clone();
         for (i, segment) in segments.iter().enumerate() {
             let [_, part1, part2] = segment.part_rows;
+            let y_stride = Self::vectors_of(self.model.hidden);
             let op = Op::MatmulAdd(kernel::MatmulAdd {
                 rows: segment.geometry.rows as u32,
                 units: segment.geometry.units() as u32,
                 row0: segment.row0,
                 part1,
                 part2,
-                y_stride: Self::vectors_of(self.model.hidden),
+                y_stride,
                 has_bias,
             });
             let bindings = vec![
                 Bind::Weight(matrix, i),
-                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(self.prefill.ctl),
                 Bind::Buffer(x[1]),
                 bias,
                 Bind::Buffer(self.prefill.h),
@@ -315,7 +353,7 @@ impl<'a> Walk<'a> {
         self.prefill_normed = false;
     }
 
-    /// h += linear(x) for one column, readied for `next_norm`.
+    /// h += linear(x) for decoding, readied for `next_norm`.
     pub(super) fn matvec_add(
         &mut self,
         label: &str,
@@ -336,6 +374,7 @@ impl<'a> Walk<'a> {
                 part1,
                 part2,
                 has_bias,
+                y_stride: Self::vectors_of(self.model.hidden),
             });
             let bindings = vec![
                 Bind::Weight(matrix, i),
@@ -359,7 +398,7 @@ impl<'a> Walk<'a> {
         for mode in [Mode::Decode, Mode::Prefill] {
             let scratch = self.scratch(mode);
             let bindings = vec![
-                Bind::Buffer(self.fixed.ctl),
+                Bind::Buffer(scratch.ctl),
                 Bind::Buffer(scratch.y),
                 Bind::Vector(post_norm),
                 Bind::Vector(next_norm),
@@ -372,13 +411,15 @@ impl<'a> Walk<'a> {
         self.prefill_normed = true;
     }
 
-    /// Logits of one column and the choice of the next token.
+    /// Logits of the columns and the choice of the tokens that follow them.
     pub(super) fn head(&mut self, matrix: MatrixId, bias: Option<VectorId>, logits: BufferId) {
         let from = Source { matrix, bias, row0: 0 };
-        self.matvec(from, self.decode.x, self.decode_norm(), logits, "head");
+        let stride = Self::vectors_of(self.model.vocab);
+        self.matvec(from, self.decode.x, self.decode_norm(), (logits, stride), "head");
         self.cap(Mode::Decode, logits);
         let op = Op::Sample(kernel::Sample {
             vocab: self.model.vocab as u32,
+            stride: stride * 4,
         });
         let fixed = self.fixed;
         let bindings = [fixed.settings, logits, fixed.ctl, fixed.seen]
@@ -406,16 +447,14 @@ impl<'a> Walk<'a> {
             vectors,
             multiplier,
             cap,
-            // The logits of a decoded token are one column, even right after a prompt of many.
-            first: u32::from(matches!(mode, Mode::Decode)),
         });
-        let bindings = [self.fixed.ctl, logits].map(Bind::Buffer).to_vec();
+        let bindings = [self.scratch(mode).ctl, logits].map(Bind::Buffer).to_vec();
         self.push(mode, "head.cap", op, None, bindings);
     }
 }
 
 /// An input that needs no norm: the factor 1 / sqrt(0 + 1).
-const AS_IT_IS: DecodeNorm = DecodeNorm {
+pub(super) const AS_IT_IS: DecodeNorm = DecodeNorm {
     square_vectors: 0,
     inv_cols: 0.0,
     eps: 1.0,

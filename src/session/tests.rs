@@ -1,8 +1,6 @@
 //! Prefill in parts, on an executor that only keeps a list.
 
 use super::*;
-use crate::kernel::{Kv, Op};
-use crate::program::{Fixed, Grid, Program, Step};
 use std::ops::Range;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -59,35 +57,7 @@ impl Executor for Pretender {
 }
 
 fn session(step: Duration, cancelled_at: usize, kept_states: Option<u32>) -> (Session, Cancel, Log) {
-    let step_of_nothing = Step {
-        label: String::new(),
-        op: Op::Sample(bytemuck::Zeroable::zeroed()),
-        planes: None,
-        bindings: Vec::new(),
-        grid: Grid::One,
-    };
-    let program = Program {
-        steps: vec![step_of_nothing; STEPS],
-        ..Program::default()
-    };
-    let plan = Plan {
-        buffers: Vec::new(),
-        matrices: Vec::new(),
-        vectors: Vec::new(),
-        programs: std::array::from_fn(|_| program.clone()),
-        fixed: Fixed {
-            ctl: 0,
-            settings: 0,
-            tokens: 0,
-            seen: 0,
-        },
-        ctx: 512,
-        chunk: CHUNK,
-        kv: Kv::F16,
-        vocab: 10,
-        hidden: 32,
-        kept_states,
-    };
+    let plan = Plan::of_nothing(STEPS, CHUNK, kept_states);
     let (cancel, log) = (Cancel::new(), Log::default());
     let pretender = Pretender {
         log: log.clone(),

@@ -348,7 +348,7 @@ fn open_source(model: &Path, src: &Path, progress: Progress) -> Result<(Containe
     let report = convert(
         src,
         &out,
-        &Options { quant: Dtype::F32 },
+        &Options::new(Dtype::F32),
         &mut |_| match progress(0, 1).is_break() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),

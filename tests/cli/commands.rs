@@ -246,6 +246,40 @@ fn run_answers_as_the_reference_does() {
 }
 
 #[test]
+fn drafts_change_no_answer_and_are_told() {
+    let path = |name: &str| fixture("interop").join(name).to_str().unwrap().to_string();
+    let head = path("qwen3_mtp-q8-appended.cmf");
+    let ask = |model: &str, drafts: &str| {
+        let arguments = ["run", model, "--prompt-tokens", "51,457,310", "--temp", "0.5", "--seed", "3"];
+        run(&[&arguments[..], &["-n", "40", "--json", "--spec", drafts]].concat())
+    };
+    let plain = ask(&head, "off").json();
+    assert_eq!(plain["speculation"], serde_json::json!({"mode": "off", "drafted": 0, "accepted": 0, "rounds": 0}));
+    for drafts in ["auto", "1", "3", "7"] {
+        let ran = ask(&head, drafts);
+        let answer = ran.json();
+        assert_eq!(answer["tokens"], plain["tokens"], "{drafts}");
+        let told = |name: &str| answer["speculation"][name].as_u64().unwrap();
+        assert_eq!(answer["speculation"]["mode"], "mtp", "{drafts}");
+        assert!(told("accepted") <= told("drafted") && told("rounds") > 0, "{drafts}");
+        if drafts != "auto" {
+            assert_eq!(told("rounds") + told("accepted"), 39, "{drafts}");
+            let line = format!("gen 40 tok ({} of {} drafts)", told("accepted"), told("drafted"));
+            assert!(ran.stderr.contains(&line), "{}", ran.stderr);
+        }
+    }
+    // Without a head: from the conversation, when asked for.
+    let plain = ask(model(), "auto").json();
+    assert_eq!(plain["speculation"]["mode"], "off");
+    let looked_up = ask(model(), "4").json();
+    assert_eq!(looked_up["tokens"], plain["tokens"]);
+    assert_eq!(looked_up["speculation"]["mode"], "lookup");
+    for wrong in ["0", "8", "-1", "x", ""] {
+        assert_eq!(ask(model(), wrong).code, Some(2), "{wrong}");
+    }
+}
+
+#[test]
 fn text_and_json_answers_are_the_same_and_seeds_repeat() {
     let arguments = [
         "run",
@@ -481,6 +515,31 @@ fn convert_reports_and_requantises() {
     assert_eq!(report["bytes"], std::fs::metadata(&out).unwrap().len());
     let info = run(&["info", &out, "--json"]).json();
     assert!(keys(&info["bytes_by_dtype"]).contains(&"q8_row"));
+    let down = "*.mlp.down_proj.weight=q8";
+    let report = [
+        "convert",
+        model(),
+        "-o",
+        &out,
+        "--quant",
+        "vbit",
+        "--mean-bits",
+        "3.5",
+        "--tensor-quant",
+        down,
+    ];
+    let report = run(&[&report[..], &["--json"]].concat()).json();
+    let groups = report["groups"].as_array().unwrap();
+    has(
+        &groups[0],
+        &["name", "dtype", "tensors", "bytes", "bits_per_weight", "relative_error"],
+    );
+    let group = |name: &str| groups.iter().find(|group| group["name"] == name).unwrap();
+    assert_eq!(group("model.layers.*.mlp.down_proj.weight")["dtype"], "q8_row");
+    let up = group("model.layers.*.mlp.up_proj.weight");
+    assert_eq!(up["dtype"], "vbit_ro");
+    assert!((0.01..0.5).contains(&up["relative_error"].as_f64().unwrap()), "{up}");
+    assert!((3.9..4.5).contains(&up["bits_per_weight"].as_f64().unwrap()), "{up}");
 }
 
 #[test]

@@ -63,6 +63,36 @@ fn calls_that_make_no_sense_are_usage_errors() {
         vec!["convert", model],
         vec!["convert", model, "-o", model],
         vec!["convert", model, "-o", "/tmp/x.cmf", "--quant", "q3"],
+        vec!["convert", model, "-o", "/tmp/x.cmf", "--tensor-quant", "*"],
+        vec!["convert", model, "-o", "/tmp/x.cmf", "--tensor-quant", "*=q3"],
+        vec![
+            "convert",
+            model,
+            "-o",
+            "/tmp/x.cmf",
+            "--tensor-quant",
+            "*.down_prj.*=q8",
+        ],
+        vec![
+            "convert",
+            model,
+            "-o",
+            "/tmp/x.cmf",
+            "--quant",
+            "vbit",
+            "--mean-bits",
+            "2",
+        ],
+        vec![
+            "convert",
+            model,
+            "-o",
+            "/tmp/x.cmf",
+            "--quant",
+            "q8",
+            "--mean-bits",
+            "4",
+        ],
         vec!["detokenize", model, "1,99999"],
         vec!["detokenize", model, "-1"],
         vec!["ppl", model, "--file", "/dev/null"],
@@ -236,6 +266,9 @@ fn files_that_are_no_good_are_named() {
     for command in [&["run", "-p", "x"][..], &["bench"]] {
         fails(&[command, &["-m", skill]].concat(), 1, "SkillFile");
     }
+    let stats = ["convert", model(), "-o", "/tmp/x", "--quant", "vbit", "--router-stats"];
+    assert!(fails(&[&stats[..], &[missing]].concat(), 1, "Io").contains(missing));
+    assert!(fails(&[&stats[..], &[text]].concat(), 1, "Parse").contains(text));
     for command in [
         &["tokenize", missing, "x"][..],
         &["detokenize", missing, "1"],

@@ -161,7 +161,7 @@ fn shards_are_the_same_model_and_small_enough() {
 #[test]
 fn a_conversion_to_shards_is_the_conversion() {
     let dir = tempfile::tempdir().unwrap();
-    let options = convert::Options { quant: Dtype::Q8Row };
+    let options = convert::Options::new(Dtype::Q8Row);
     let whole = dir.path().join("whole.cmf");
     let source = fixture("models/qwen3");
     let going_on = |_: convert::Event| ControlFlow::Continue(());
@@ -394,7 +394,7 @@ fn a_skill_can_come_from_other_peoples_files() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.cmf");
     let source = fixture("models/qwen2");
-    let options = convert::Options { quant: Dtype::Q4tp };
+    let options = convert::Options::new(Dtype::Q4tp);
     convert::convert(&source, &model, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     let new = New {
         id: "s".into(),
@@ -760,7 +760,7 @@ fn neurons_that_are_off_are_dropped() {
     }
     // In a type of groups a width that is no multiple of 32 is written as q8_2f.
     let q4 = dir.path().join("q4.cmf");
-    let options = convert::Options { quant: Dtype::Q4tp };
+    let options = convert::Options::new(Dtype::Q4tp);
     convert::convert(&model, &q4, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     defrag(&q4, "narrow", true, &out, &mut go_on).unwrap();
     let narrowed = sound(&out);

@@ -33,7 +33,7 @@ pub fn fixture(model: &str) -> PathBuf {
 }
 
 pub fn run(src: &Path, out: &Path, quant: Dtype) -> Result<Report> {
-    convert(src, out, &Options { quant }, &mut |_| ControlFlow::Continue(()))
+    convert(src, out, &Options::new(quant), &mut |_| ControlFlow::Continue(()))
 }
 
 /// Converts and opens; the directory keeps the file alive.

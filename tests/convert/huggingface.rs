@@ -311,7 +311,7 @@ fn progress_names_every_tensor() {
     let report = convert(
         &fixture("llama_bias"),
         &dir.path().join("o.cmf"),
-        &Options { quant: Dtype::F16 },
+        &Options::new(Dtype::F16),
         &mut |Event::Tensor { done, total, name }| {
             seen.push((done, total, name.to_owned()));
             ControlFlow::Continue(())
@@ -330,7 +330,7 @@ fn a_cancelled_conversion_leaves_nothing() {
     let result = convert(
         &fixture("llama_bias"),
         &dir.path().join("o.cmf"),
-        &Options { quant: Dtype::F16 },
+        &Options::new(Dtype::F16),
         &mut |_| {
             seen += 1;
             ControlFlow::Break(())

@@ -12,3 +12,4 @@ mod recurrent;
 mod refusals;
 mod requant;
 mod tokenizer;
+mod types;

@@ -68,12 +68,12 @@ fn routes(model: &Model, plan: &Plan, executor: &mut dyn Executor, tokens: &[u32
     let (first, rest) = tokens.split_at(prefill);
     let runs = first.chunks(16).map(|chunk| (Which::Prefill, chunk));
     for (which, columns) in runs.chain(rest.chunks(1).map(|token| (Which::Decode, token))) {
-        let ctl = Ctl {
-            token: columns[0],
+        let mut ctl = Ctl {
             pos,
             columns: columns.len() as u32,
             ..Ctl::default()
         };
+        ctl.tokens[0] = columns[0];
         executor.write(plan.fixed.tokens, columns).unwrap();
         executor.write(plan.fixed.ctl, bytemuck::cast_slice(&[ctl])).unwrap();
         pos += columns.len() as u32;

@@ -1,5 +1,6 @@
 //! What needs a device: kernels, programs and whole models. A test that finds no adapter fails; software Vulkan counts.
 
+mod columns;
 mod experts;
 #[path = "../golden/mod.rs"]
 mod golden;
@@ -10,6 +11,7 @@ mod invariance;
 mod mixed;
 mod parity;
 mod recurrent;
+mod speculation;
 
 use cmf_gpu::container::Container;
 use cmf_gpu::convert::{Options, convert};
@@ -43,7 +45,7 @@ fn device() -> Arc<Device> {
 fn golden(name: &str, quant: Dtype) -> (Arc<Container>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.cmf");
-    convert(&golden::dir(name), &file, &Options { quant }, &mut |_| {
+    convert(&golden::dir(name), &file, &Options::new(quant), &mut |_| {
         ControlFlow::Continue(())
     })
     .unwrap();

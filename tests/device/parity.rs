@@ -46,7 +46,7 @@ fn a_filter_picks_cases_by_name() {
 
 // Programs.
 
-fn programs_of(name: &str, quant: Dtype, kv: Kv) {
+fn programs_of(name: &str, quant: Dtype, kv: Kv, drafts: u32) {
     let device = crate::device();
     let (tensors, _guard) = crate::golden(name, quant);
     let options = PlanOptions {
@@ -56,7 +56,7 @@ fn programs_of(name: &str, quant: Dtype, kv: Kv) {
         kv,
         max_binding: device.max_binding(),
         all_logits: kv == Kv::F32,
-        drafts: 0,
+        drafts,
     };
     let plan = crate::plan_of(&tensors, &options);
     let subject = Subject { plan, tensors };
@@ -64,8 +64,8 @@ fn programs_of(name: &str, quant: Dtype, kv: Kv) {
 }
 
 macro_rules! programs {
-    ($($test:ident: $model:literal $quant:ident $kv:ident;)*) => {
-        $(#[test] fn $test() { programs_of($model, Dtype::$quant, Kv::$kv); })*
+    ($($test:ident: $model:literal $quant:ident $kv:ident $($drafts:literal)?;)*) => {
+        $(#[test] fn $test() { programs_of($model, Dtype::$quant, Kv::$kv, 0 $(+ $drafts)?); })*
     };
 }
 programs! {
@@ -75,7 +75,12 @@ programs! {
     program_of_llama_bias_in_q4_tiled: "llama_bias" Q4Tiled F32;
     program_of_qwen2_in_q8_2f: "qwen2" Q82f F16;
     program_of_qwen3_in_bf16: "qwen3" Bf16 F32;
+    program_of_qwen3_5_in_q8_2f: "qwen3_5" Q82f F16;
+    program_of_qwen3_5_in_q4tp: "qwen3_5" Q4tp F32;
     program_of_qwen3_in_f32: "qwen3" F32 F16;
+    rounds_of_qwen3_mtp_in_q8_row: "qwen3_mtp" Q8Row F16 3;
+    rounds_of_qwen3_5_hub_in_q4_tiled: "qwen3_5_hub" Q4Tiled F32 1;
+    rounds_of_gemma2_in_f16: "gemma2" F16 F16 7;
 }
 
 // Variants: the same bits.
@@ -327,6 +332,9 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "moe_matmul.q8_row 24x96 3 of 8",
         "moe_combine 4 of 60",
         "sample 257 spread",
+        "last_column 96",
+        "round_begin 3 drafts",
+        "draft 257 spread",
     ] {
         let case = case(name);
         let mut bad = case.rig(u64::MAX).unwrap();
@@ -357,11 +365,33 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::MoeMatmul(p) => p.y_stride -= 1,
             Op::MoeCombine(p) => p.top_k -= 1,
             Op::Sample(p) => p.vocab /= 2,
+            Op::LastColumn(p) => p.vectors -= 1,
+            Op::RoundBegin(p) => p.depth += 1,
+            Op::Draft(p) => p.number += 1,
         }
         changed.insert(step.op.kernel().stem());
         refused(&bad, &case);
     }
     assert_eq!(changed.len(), cmf_gpu::kernel::Kernel::ALL.len());
+}
+
+#[test]
+fn experts_at_each_others_places_are_found() {
+    for name in [
+        "moe_glu.q8_row 24x96 3 of 8",
+        "moe_down.f16 24x96 3 of 8",
+        "moe_matmul_glu.q4tp 24x96 3 of 8",
+        "moe_matmul.q8_2f 24x96 3 of 8",
+    ] {
+        let case = case(name);
+        let mut bad = case.rig(u64::MAX).unwrap();
+        // The last two experts; with the rows of one lie the tensor's own scales.
+        let runs = &mut bad.plan.matrices[0].segments[0].runs;
+        let last = runs.len() - 1;
+        let (one, other) = (runs[last].part, runs[last - 1].part);
+        bad.plan.matrices[0].parts.swap(one, other);
+        refused(&bad, &case);
+    }
 }
 
 #[test]

@@ -283,12 +283,14 @@ fn fused() -> Golden {
     config["model_type"] = "qwen3_next".into();
     config["rope_theta"] = config["rope_parameters"]["rope_theta"].take();
     config["num_experts"] = 8.into();
+    config["num_experts_per_tok"] = 3.into();
+    config["moe_intermediate_size"] = 32.into();
     config["mlp_only_layers"] = json!([0, 1, 2, 3]);
     let object = config.as_object_mut().unwrap();
     object.remove("rope_parameters");
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let out = dir.path().join("model.cmf");
-    let options = Options { quant: Dtype::F16 };
+    let options = Options::new(Dtype::F16);
     convert(dir.path(), &out, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     let container = Container::open(&out).unwrap();
     assert!(

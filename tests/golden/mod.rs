@@ -236,6 +236,12 @@ pub fn described(model: &str) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
+/// `golden_mtp.json` of a model: tokens, and for either hidden state that the draft head may read what it drafts at each position
+/// and whether that stands.
+pub fn drafted(model: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(model).join("golden_mtp.json")).unwrap()).unwrap()
+}
+
 /// Recorded values: one row of a tensor.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -256,6 +262,16 @@ impl Recorded {
     pub fn of(model: &str) -> Recorded {
         let model = model.strip_suffix("_hub").unwrap_or(model);
         let file = std::fs::read(fixture(model).join("golden.packed")).unwrap();
+        let (header, data) = split(&file);
+        Recorded {
+            header,
+            data: data.to_vec(),
+        }
+    }
+
+    /// The records of a model's draft head.
+    pub fn of_head(model: &str) -> Recorded {
+        let file = std::fs::read(fixture(model).join("golden_mtp.packed")).unwrap();
         let (header, data) = split(&file);
         Recorded {
             header,

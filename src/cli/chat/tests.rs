@@ -71,7 +71,7 @@ fn engine(ctx: u32) -> Engine {
     golden::unpack("llama_tied", src.path());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.cmf");
-    let quant = convert::Options { quant: Dtype::F16 };
+    let quant = convert::Options::new(Dtype::F16);
     convert(src.path(), &path, &quant, &mut |_| ControlFlow::Continue(())).unwrap();
     let options = LoadOptions {
         device: DeviceChoice::Cpu,

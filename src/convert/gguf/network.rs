@@ -7,9 +7,8 @@ use super::keys::Keys;
 use super::parts::Parts;
 use crate::container::gguf::shortest;
 use crate::container::{Arch, LayerType, Moe, Yarn};
-use crate::convert::LM_HEAD;
 use crate::convert::arch::{Dims, frequencies, slides, windows};
-use crate::convert::family::{Family, HEAD, TAIL, Window};
+use crate::convert::family::{Family, HEAD, LM_HEAD, TAIL, Window};
 use crate::convert::rope;
 use crate::error::{Result, bail};
 

@@ -279,6 +279,7 @@ fn mtp(keys: &Keys) -> Result<Option<Mtp>> {
         num_layers,
         share_lm_head: true,
         share_embed: true,
+        hidden: None,
     }))
 }
 

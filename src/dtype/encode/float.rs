@@ -32,7 +32,7 @@ fn each<const BYTES: usize>(
     encode: impl Fn(f32) -> Option<[u8; BYTES]> + Sync,
     wanted: &str,
 ) -> Result<()> {
-    source.fill(
+    let filled = source.fill(
         payload,
         |rows| [rows * source.cols * BYTES],
         |first, values, [out]| {
@@ -42,5 +42,6 @@ fn each<const BYTES: usize>(
             }
             Ok(())
         },
-    )
+    );
+    filled.map(drop)
 }

@@ -1,6 +1,7 @@
 //! Encoder of q4tp: 4-bit codes, and per row a ladder of 32 scales, 2^(lo + rung·step), of which each group names a rung.
 
-use super::q4::{Group, pack, squared_error};
+use super::levels::{Group, Levels, Weighed};
+use super::q4::pack;
 use super::{GROUP, Source, absmax};
 use crate::error::{Kind, Result};
 use half::f16;
@@ -11,13 +12,19 @@ const RUNGS: usize = 32;
 /// The last rung.
 const TOP_RUNG: f32 = 31.0;
 
-/// How many octaves a ladder may span. Groups further below the row's largest take the lowest rung; what that costs them is
-/// nothing beside the rounding of the largest, whereas a longer ladder would be too coarse for all.
-const MAX_SPAN: f32 = 12.0;
+/// How many octaves a ladder may span, the widest first. Groups further below the row's largest take the lowest rung; what
+/// that costs them may be nothing beside the rounding of the others, for which a longer ladder is too coarse.
+const SPANS: [f32; 4] = [12.0, 9.0, 6.5, 4.5];
 
 /// How many octaves below the smallest scale that avoids clipping a ladder may start: a group may lose less if its largest
 /// weight is clipped, and in a row of few groups there is no lower rung unless the ladder makes one.
 const DROPS: [f32; 2] = [0.0, 0.3];
+
+/// Steps, in octaves, from which on it matters where rungs fall: a group's largest weight is then off by 3 % and more.
+const COARSE: f32 = 0.08;
+
+/// How far a coarse ladder may be moved up, in steps.
+const SHIFTS: [f32; 6] = [0.0, 0.16, 0.33, 0.5, 0.67, 0.84];
 
 /// The octaves below and above the scale that just avoids clipping in which a group's rung is looked for.
 const SEARCH: (f32, f32) = (0.6, 0.2);
@@ -30,7 +37,7 @@ pub fn q4tp(source: &Source, payload: &mut [u8]) -> Result<()> {
     let groups = source.cols / GROUP;
     let rung_bytes = (groups * 5).div_ceil(8);
     let plane_bytes = |rows: usize| [rows * groups * 16, rows * 4, rows * rung_bytes];
-    source.fill(payload, plane_bytes, |first, values, [nibbles, ladders, rungs]| {
+    let filled = source.fill(payload, plane_bytes, |first, values, [nibbles, ladders, rungs]| {
         if absmax(values) >= MAX_LOG.exp2() {
             let at = values
                 .iter()
@@ -57,14 +64,15 @@ pub fn q4tp(source: &Source, payload: &mut [u8]) -> Result<()> {
             }
         }
         Ok(())
-    })
+    });
+    filled.map(drop)
 }
 
-/// Of the ladders tried the one that leaves the row the smallest squared error, and the rung of every group.
+/// Of the ladders tried the one that leaves the row the smallest error, and the rung of every group.
 fn best_ladder(row: &[Group]) -> (Ladder, Vec<u8>) {
     let mut best = (Ladder::new(f16::ZERO, f16::ZERO), vec![0; row.len()]);
     let mut smallest = f32::INFINITY;
-    for ladder in DROPS.iter().filter_map(|&drop| Ladder::fit(row, drop)) {
+    for ladder in ladders(row) {
         let (rungs, errors): (Vec<u8>, Vec<f32>) = row.iter().map(|group| ladder.best_rung(group)).unzip();
         let error = errors.iter().sum();
         if error < smallest {
@@ -73,6 +81,29 @@ fn best_ladder(row: &[Group]) -> (Ladder, Vec<u8>) {
         }
     }
     best
+}
+
+/// The ladders to try: up to the largest scale that a group of the row needs to avoid clipping or a little further, from the
+/// smallest one on or below. None for a row of zeros.
+fn ladders(row: &[Group]) -> Vec<Ladder> {
+    let logs = || row.iter().filter_map(unclipped_log);
+    let Some(hi) = logs().reduce(f32::max) else {
+        return Vec::new();
+    };
+    let span = hi - logs().fold(hi, f32::min);
+    let mut ladders = Vec::new();
+    for limit in SPANS.into_iter().filter(|&limit| limit == SPANS[0] || span > limit) {
+        for (drop, shift) in DROPS.iter().flat_map(|&drop| SHIFTS.map(|shift| (drop, shift))) {
+            let wanted = (span.min(limit) + drop) / TOP_RUNG;
+            if shift > 0.0 && wanted < COARSE {
+                continue;
+            }
+            let lo = f16::from_f32(hi - span.min(limit) - drop);
+            let step = f16::from_f32((hi + shift * wanted - lo.to_f32()).max(0.0) / TOP_RUNG);
+            ladders.push(Ladder::new(lo, step));
+        }
+    }
+    ladders
 }
 
 /// A row's scales. `lo` and `step` are the rounded values that the payload holds.
@@ -92,22 +123,12 @@ impl Ladder {
         }
     }
 
-    /// The ladder up to the largest scale that a group of the row needs to avoid clipping, from `drop` octaves below the
-    /// smallest one on. `None` for a row of zeros.
-    fn fit(row: &[Group], drop: f32) -> Option<Ladder> {
-        let logs = || row.iter().filter_map(unclipped_log);
-        let hi = logs().reduce(f32::max)?;
-        let lo = f16::from_f32(logs().fold(hi, f32::min).max(hi - MAX_SPAN) - drop);
-        let step = f16::from_f32((hi - lo.to_f32()).max(0.0) / TOP_RUNG);
-        Some(Ladder::new(lo, step))
-    }
-
     fn to_bytes(&self) -> [u8; 4] {
         let (lo, step) = (self.lo.to_le_bytes(), self.step.to_le_bytes());
         [lo[0], lo[1], step[0], step[1]]
     }
 
-    /// The rung with the smallest squared error near the one that just avoids clipping, and that error. The lowest rung for a
+    /// The rung with the smallest error near the one that just avoids clipping, and that error. The lowest rung for a
     /// group of zeros.
     fn best_rung(&self, group: &Group) -> (u8, f32) {
         let Some(log) = unclipped_log(group) else {
@@ -120,9 +141,10 @@ impl Ladder {
             self.step.to_f32()
         };
         let rung = |log: f32| ((log - self.lo.to_f32()) / step).clamp(0.0, TOP_RUNG);
+        let weighed = Weighed::new(group);
         let mut best = (0, f32::INFINITY);
         for rung in rung(log - SEARCH.0).floor() as u8..=rung(log + SEARCH.1).ceil() as u8 {
-            let error = squared_error(group, self.scales[usize::from(rung)]);
+            let error = Levels::FOUR_BIT.error(&weighed, self.scales[usize::from(rung)]);
             if error < best.1 {
                 best = (rung, error);
             }

@@ -31,7 +31,7 @@ pub fn q8_2f(source: &Source, payload: &mut [u8]) -> Result<()> {
 /// `[i8 rows·cols][f16 rows]` of the weights divided by `field`, which holds one positive value per column.
 fn encode(source: &Source, field: &[f32], payload: &mut [u8]) -> Result<()> {
     let cols = source.cols;
-    source.fill(
+    let filled = source.fill(
         payload,
         |rows| [rows * cols, rows * 2],
         |first, values, [codes, scales]| {
@@ -62,7 +62,8 @@ fn encode(source: &Source, field: &[f32], payload: &mut [u8]) -> Result<()> {
             }
             Ok(())
         },
-    )
+    );
+    filled.map(drop)
 }
 
 /// The column field of q8_2f: positive and finite, even where a column holds nothing but zeros.

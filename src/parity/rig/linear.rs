@@ -34,10 +34,20 @@ impl Maker {
         let units = spec.cols.div_ceil(32);
         let most = spec.columns.iter().max().copied().unwrap_or(1) as usize;
         let y_len = outputs.next_multiple_of(32);
+        // The decoding kernels compute as many columns as they are wide, whatever the run has.
+        let wide = if spec.product.is_matmul() {
+            most
+        } else {
+            most.next_power_of_two()
+        };
+        let (sums_in, sums) = (
+            (spec.cols.div_ceil(16) * 4).next_multiple_of(32),
+            (y_len / 4).next_multiple_of(32),
+        );
         let x = self.buffer("x", units * 32 * most.next_multiple_of(8));
-        let squares_in = self.buffer("squares.in", spec.cols.div_ceil(16) * 4);
-        let y = self.buffer("y", y_len * most);
-        let (hg, squares) = (self.buffer("hg", y_len), self.buffer("squares", y_len / 4));
+        let squares_in = self.buffer("squares.in", sums_in * wide);
+        let y = self.buffer("y", y_len * wide);
+        let (hg, squares) = (self.buffer("hg", y_len * wide), self.buffer("squares", sums * wide));
         for (i, segment) in matrix.segments.iter().enumerate() {
             let (rows, units, row0) = (segment.geometry.rows as u32, units as u32, segment.row0);
             let [_, part1, part2] = segment.part_rows;
@@ -60,6 +70,7 @@ impl Maker {
                     inv_cols,
                     eps,
                     has_bias,
+                    y_stride,
                 }),
                 Product::MatvecAdd => Op::MatvecAdd(kernel::MatvecAdd {
                     rows,
@@ -68,6 +79,7 @@ impl Maker {
                     part1,
                     part2,
                     has_bias,
+                    y_stride,
                 }),
                 Product::MatvecGlu => Op::MatvecGlu(kernel::MatvecGlu {
                     rows,
@@ -81,6 +93,7 @@ impl Maker {
                     has_bias,
                     bias_up,
                     gelu,
+                    y_stride,
                 }),
                 Product::Matmul => Op::Matmul(kernel::Matmul {
                     rows,
@@ -125,13 +138,20 @@ impl Maker {
                 _ => bindings.push(Bind::Buffer(y)),
             }
             self.step(op, bindings);
+            if !spec.product.is_matmul() {
+                self.widen(wide as u32);
+            }
         }
         let signs = match stacked {
             1 => self.first_row(&*tensors, parts[0])?,
             _ => Vec::new(),
         };
         for &columns in &spec.columns {
-            let n = columns as usize;
+            let n = if spec.product.is_matmul() {
+                columns as usize
+            } else {
+                wide
+            };
             let mut values = padded(&mut self.random, n, spec.cols, units * 32, 1.0);
             // A single sum must not happen to be next to nothing: its relative error would be anything. So none of its
             // terms is negative.
@@ -143,10 +163,13 @@ impl Maker {
             let mut inputs = vec![(x, values)];
             if spec.norm {
                 let count = spec.cols.div_ceil(4);
-                let squares = self.random.floats(count, 1.0).iter().map(|v| v * v).collect::<Vec<_>>();
-                let mut squares = words(&squares);
-                squares.resize(spec.cols.div_ceil(16) * 4, 0);
-                inputs.push((squares_in, squares));
+                let mut all = Vec::new();
+                for _ in 0..n {
+                    let squares = self.random.floats(count, 1.0).iter().map(|v| v * v).collect::<Vec<_>>();
+                    all.extend(words(&squares));
+                    all.resize(all.len() + sums_in - count, 0);
+                }
+                inputs.push((squares_in, all));
             }
             if matches!(spec.product, Product::MatvecAdd | Product::MatmulAdd) {
                 let mut values = padded(&mut self.random, n, outputs, y_len, 1.0);

@@ -1,0 +1,258 @@
+//! Which type every tensor gets. Knows names and shapes, no values.
+
+use super::experts::routes;
+use super::family::{EMBED, LM_HEAD, steers};
+use super::{Options, Tensor};
+use crate::dtype::Dtype;
+use crate::dtype::encode::storage_dtype;
+use crate::error::{Result, bail};
+use std::collections::{BTreeMap, HashMap};
+
+/// The type of every tensor, in order, and what a person should know about them: the last matching override's, or what suits
+/// the tensor's role, unless the shape does not allow it.
+///
+/// Errors: `Usage` for an override that matches no name.
+pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype>, Vec<String>)> {
+    for (glob, dtype) in &options.overrides {
+        if !tensors.iter().any(|tensor| matches(glob, &tensor.name)) {
+            bail!(Usage, "no tensor is called '{glob}', which is to be {}", dtype.name());
+        }
+    }
+    let (mut dtypes, mut outermost, mut sensitive, mut shapes) = (Vec::new(), 0, 0, BTreeMap::new());
+    for tensor in tensors {
+        let chosen = options
+            .overrides
+            .iter()
+            .rev()
+            .find(|(glob, _)| matches(glob, &tensor.name));
+        let requested = chosen.map_or_else(|| by_role(&tensor.name, options.quant), |&(_, dtype)| dtype);
+        let dtype = storage_dtype(requested, &tensor.data.shape);
+        if tensor.data.shape.len() > 1 {
+            match requested {
+                _ if dtype != requested => shapes
+                    .entry((requested, dtype))
+                    .or_insert_with(Vec::new)
+                    .push(tensor.name.as_str()),
+                _ if chosen.is_some() || requested == options.quant => {}
+                Dtype::F16 => sensitive += 1,
+                _ => outermost += 1,
+            }
+        }
+        dtypes.push(dtype);
+    }
+    let mut notes = Vec::new();
+    let quant = options.quant.name();
+    if outermost > 0 {
+        notes.push(format!(
+            "embedding and output projection are q8_2f, the other matrices {quant}"
+        ));
+    }
+    if sensitive > 0 {
+        notes.push(format!(
+            "{sensitive} small matrices of routers, gates and recurrences are f16"
+        ));
+    }
+    for ((requested, dtype), names) in shapes {
+        notes.push(format!(
+            "{} of a shape that {} does not have: {}, the first is {}",
+            names.len(),
+            requested.name(),
+            dtype.name(),
+            names[0]
+        ));
+    }
+    Ok((dtypes, notes))
+}
+
+/// What a profile means for a tensor of this name.
+fn by_role(name: &str, quant: Dtype) -> Dtype {
+    if matches!(quant, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+        return quant;
+    }
+    // They are small, and what they get wrong is not a little of every weight but a choice, or a decay.
+    if routes(name) || steers(name) || name.ends_with("conv1d.weight") {
+        return Dtype::F16;
+    }
+    let eight_bit = matches!(quant, Dtype::Q8Row | Dtype::Q82f);
+    match outermost(name) && !eight_bit {
+        true => Dtype::Q82f,
+        false => quant,
+    }
+}
+
+/// Whether a tensor is the embedding or the output projection, or takes its place.
+fn outermost(name: &str) -> bool {
+    [EMBED, LM_HEAD].iter().any(|outer| {
+        let before = name.strip_suffix(outer);
+        before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    })
+}
+
+/// Whether a name is what `glob` describes: `*` is any number of any characters, `?` is one, all others are themselves.
+fn matches(glob: &str, name: &str) -> bool {
+    let (glob, name): (Vec<char>, Vec<char>) = (glob.chars().collect(), name.chars().collect());
+    let (mut g, mut n) = (0, 0);
+    // Where the last star is, and how far what it stands for reaches.
+    let mut star = None;
+    while n < name.len() {
+        match glob.get(g) {
+            Some('*') => {
+                star = Some((g, n));
+                g += 1;
+            }
+            Some(&c) if c == '?' || c == name[n] => (g, n) = (g + 1, n + 1),
+            _ => match star {
+                Some((at, reached)) => {
+                    star = Some((at, reached + 1));
+                    (g, n) = (at + 1, reached + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    glob[g..].iter().all(|&c| c == '*')
+}
+
+/// One expert's matrix: what stands before `experts.`, its number, and what follows.
+pub(super) struct Expert<'a> {
+    pub before: &'a str,
+    pub number: usize,
+    pub role: &'a str,
+}
+
+impl<'a> Expert<'a> {
+    /// `None` for a name that is not an expert's.
+    pub fn of(name: &'a str) -> Option<Expert<'a>> {
+        let (before, after) = name.split_once(".experts.")?;
+        let (number, role) = after.split_once('.')?;
+        let number = number.parse().ok()?;
+        Some(Expert { before, number, role })
+    }
+
+    /// The layer's number, when the name says it.
+    pub fn layer(&self) -> Option<usize> {
+        let (_, after) = self.before.rsplit_once("layers.")?;
+        after.split('.').next()?.parse().ok()
+    }
+}
+
+/// Puts the experts of a layer next to each other by role: every gate, then every up, then every down projection, each in
+/// the order of the experts. All else keeps its place; the experts stand where the first of the layer stood.
+pub(super) fn order(tensors: Vec<Tensor>) -> Vec<Tensor> {
+    let mut place = Vec::with_capacity(tensors.len());
+    let mut firsts = HashMap::new();
+    for (index, tensor) in tensors.iter().enumerate() {
+        place.push(match Expert::of(&tensor.name) {
+            Some(expert) => {
+                let first = *firsts.entry(expert.before).or_insert(index);
+                let rank = ["gate_proj.", "up_proj.", "down_proj."]
+                    .iter()
+                    .position(|role| expert.role.starts_with(role))
+                    .unwrap_or(usize::MAX);
+                (first, rank, expert.role.to_owned(), expert.number)
+            }
+            None => (index, 0, String::new(), 0),
+        });
+    }
+    let mut tensors: Vec<_> = place.into_iter().zip(tensors).collect();
+    tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
+    tensors.into_iter().map(|(_, tensor)| tensor).collect()
+}
+
+/// A name with a star for every number in it: what tensors of one role have in common.
+pub(super) fn pattern(name: &str) -> String {
+    let part = |part: &str| match !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => "*".to_owned(),
+        false => part.to_owned(),
+    };
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs() {
+        let name = "model.layers.10.mlp.down_proj.weight";
+        for glob in [
+            name,
+            "*",
+            "**",
+            "model.*",
+            "*.weight",
+            "*down_proj*",
+            "model.layers.1?.*",
+            "*.mlp.*.weight",
+            "*0*o*w*",
+            "model.layers.10.mlp.down_proj.weight*",
+        ] {
+            assert!(matches(glob, name), "{glob}");
+        }
+        for glob in [
+            "",
+            "model",
+            "*.weigh",
+            "?",
+            "model.layers.1?.mlp",
+            "*up_proj*",
+            "down_proj",
+            "*.weight?",
+            "MODEL*",
+            "*.weight.*",
+        ] {
+            assert!(!matches(glob, name), "{glob}");
+        }
+        // Backtracking is linear in each star, not exponential.
+        assert!(!matches(&"*a".repeat(40), &"a".repeat(39)));
+        assert!(!matches(&format!("{}b", "*a".repeat(40)), &"a".repeat(2000)));
+        assert!(matches("", ""));
+    }
+
+    #[test]
+    fn roles() {
+        for (name, q4, q8) in [
+            (EMBED, Dtype::Q82f, Dtype::Q8Row),
+            (LM_HEAD, Dtype::Q82f, Dtype::Q8Row),
+            ("skill.x.lm_head.weight", Dtype::Q82f, Dtype::Q8Row),
+            ("model.nolm_head.weight", Dtype::Q4tp, Dtype::Q8Row),
+            ("model.layers.0.mlp.gate_proj.weight", Dtype::Q4tp, Dtype::Q8Row),
+            ("model.layers.0.mlp.gate.weight", Dtype::F16, Dtype::F16),
+            ("model.layers.0.mlp.shared_expert_gate.weight", Dtype::F16, Dtype::F16),
+            (
+                "model.layers.0.mlp.experts.7.gate_proj.weight",
+                Dtype::Q4tp,
+                Dtype::Q8Row,
+            ),
+            ("model.layers.0.linear_attn.in_proj_ba.weight", Dtype::F16, Dtype::F16),
+            ("model.layers.0.linear_attn.in_proj_b.weight", Dtype::F16, Dtype::F16),
+            (
+                "model.layers.0.linear_attn.in_proj_qkv.weight",
+                Dtype::Q4tp,
+                Dtype::Q8Row,
+            ),
+        ] {
+            assert_eq!(
+                (by_role(name, Dtype::Q4tp), by_role(name, Dtype::Q8Row)),
+                (q4, q8),
+                "{name}"
+            );
+            assert_eq!(by_role(name, Dtype::F32), Dtype::F32);
+        }
+    }
+
+    #[test]
+    fn experts_and_patterns() {
+        let expert = Expert::of("skill.a.model.layers.12.mlp.experts.30.up_proj.weight").unwrap();
+        assert_eq!(
+            (expert.layer(), expert.number, expert.role),
+            (Some(12), 30, "up_proj.weight")
+        );
+        assert!(Expert::of("model.layers.1.mlp.experts.gate_up_proj").is_none());
+        assert!(Expert::of("model.layers.1.mlp.shared_expert.up_proj.weight").is_none());
+        assert_eq!(
+            pattern("model.layers.12.mlp.experts.30.up_proj.weight"),
+            "model.layers.*.mlp.experts.*.up_proj.weight"
+        );
+    }
+}
