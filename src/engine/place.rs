@@ -10,6 +10,7 @@ use crate::model::{self, Model};
 use crate::options::{DeviceChoice, LoadOptions, Speculation};
 use crate::program::{self, Executor, Plan, PlanOptions};
 use crate::session::Session;
+use super::task::{self, Task};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ pub struct Placed {
     pub session: Session,
     /// What runs where.
     pub placement: Placement,
+    pub(super) task: Task,
 }
 
 impl Placed {
@@ -95,14 +97,18 @@ impl Placed {
         progress: LoadProgress,
     ) -> Result<Placed> {
         let Network { model, ctx } = network;
-        let plan = Arc::new(program::plan(
+        let plan = program::plan(
             &model,
             &*tensors,
             &PlanOptions {
                 drafts: drafts(options, &model)?,
                 ..plan_options(options, device.as_deref(), ctx)
             },
-        )?);
+        )?;
+        let mask = task::chosen(&model.masks, &options.task)?;
+        let plan = Arc::new(plan.with_mask(mask)?);
+        let mut task = Task::default();
+        let of_task = task.enter(mask, &plan);
         check_budget(options, device.as_deref(), &plan)?;
         let mut upload = |done, total| match progress(done, total) {
             ControlFlow::Continue(()) => Ok(()),
@@ -121,6 +127,7 @@ impl Placed {
             notice: beyond_training(ctx, &model)
                 .into_iter()
                 .chain(notice)
+                .chain(of_task)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),
@@ -135,6 +142,7 @@ impl Placed {
             model,
             session,
             placement,
+            task,
         })
     }
 }
@@ -149,6 +157,7 @@ impl Network {
     fn of(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Network> {
         let model = model::bind(arch, tensors)?;
         let ctx = options.positions(model.max_positions)?;
+        task::chosen(&model.masks, &options.task)?;
         Ok(Network { model, ctx })
     }
 }

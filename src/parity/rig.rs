@@ -132,6 +132,8 @@ impl Spec {
                 vocab: 0,
                 hidden: 0,
                 kept_states: None,
+                masking: None,
+                lists: Vec::new(),
             },
             tensors,
             rounds: maker.rounds,
