@@ -72,7 +72,9 @@ impl HostExecutor {
     /// Writes what the mask in force makes of buffers.
     fn fill_lists(&mut self) -> Result<()> {
         let plan = self.plan.clone();
-        plan.lists.iter().try_for_each(|(buffer, words)| self.write(*buffer, words))
+        plan.lists
+            .iter()
+            .try_for_each(|(buffer, words)| self.write(*buffer, words))
     }
 
     fn buffer(&mut self, buffer: BufferId) -> Result<&mut Vec<u32>> {

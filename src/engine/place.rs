@@ -1,5 +1,6 @@
 //! A network on a device: planned, compared with the memory there is, uploaded, ready to run. No text here.
 
+use super::task::{self, Task};
 use crate::budget::available_memory;
 use crate::container::{Arch, Tensors};
 use crate::error::{Result, bail};
@@ -10,7 +11,6 @@ use crate::model::{self, Model};
 use crate::options::{DeviceChoice, LoadOptions, Speculation};
 use crate::program::{self, Executor, Plan, PlanOptions};
 use crate::session::Session;
-use super::task::{self, Task};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;

@@ -212,7 +212,9 @@ impl GpuExecutor {
         self.chosen = self.plan.programs.iter().map(chosen).collect();
         self.weight_bytes = Which::ALL.map(|which| self.plan.weight_bytes_read(which));
         let plan = self.plan.clone();
-        plan.lists.iter().try_for_each(|(buffer, words)| self.write(*buffer, words))
+        plan.lists
+            .iter()
+            .try_for_each(|(buffer, words)| self.write(*buffer, words))
     }
 
     fn encode(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> wgpu::CommandEncoder {

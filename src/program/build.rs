@@ -232,7 +232,9 @@ fn visits(model: &Model) -> Vec<Visit> {
             FeedForward::Moe(moe) => Some(moe.experts.len()),
         },
     };
-    (0..model.loops).flat_map(|_| model.layers.iter().enumerate().map(visit)).collect()
+    (0..model.loops)
+        .flat_map(|_| model.layers.iter().enumerate().map(visit))
+        .collect()
 }
 
 impl Walk<'_> {

@@ -35,10 +35,7 @@ impl Walk<'_> {
             }
             GateUp::Fused(both) => {
                 if both.bias.is_some() {
-                    bail!(
-                        UnsupportedModel,
-                        "{place}: a bias of a fused gate and up projection"
-                    );
+                    bail!(UnsupportedModel, "{place}: a bias of a fused gate and up projection");
                 }
                 let parts = [both.weight; 2];
                 (self.b.matrix(name("gate_up"), &parts, Stacking::Halves)?, [None; 2])
@@ -161,6 +158,12 @@ impl Walk<'_> {
             );
         }
         let y = [decode.act, prefill.act];
-        self.silence(&[Mode::Decode, Mode::Prefill], &name("neurons"), y, neurons, both[0].rows)
+        self.silence(
+            &[Mode::Decode, Mode::Prefill],
+            &name("neurons"),
+            y,
+            neurons,
+            both[0].rows,
+        )
     }
 }

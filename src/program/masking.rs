@@ -106,7 +106,8 @@ pub enum Content {
 
 impl Content {
     /// Words of the buffer.
-    pub(super) fn len(&self) -> usize {
+    #[allow(clippy::len_without_is_empty, reason = "no buffer is empty")]
+    pub fn len(&self) -> usize {
         match self {
             Content::Outputs(axis) => LIST_HEAD + axis.len,
             Content::Listed { rows, cols } => LIST_HEAD + cols.len.div_ceil(32) + rows.len.div_ceil(4),
@@ -117,7 +118,7 @@ impl Content {
     }
 
     /// What the buffer holds when units are active as `active` says.
-    fn words(&self, active: &dyn Fn(usize) -> bool) -> Vec<u32> {
+    pub fn words(&self, active: &dyn Fn(usize) -> bool) -> Vec<u32> {
         match self {
             Content::Outputs(axis) => {
                 let (outputs, count) = axis.groups(1, active);
@@ -137,7 +138,13 @@ impl Content {
                 words
             }
             Content::Logits(experts) => {
-                let added = |expert: usize| if expert < *experts && !active(expert) { NEVER } else { 0.0 };
+                let added = |expert: usize| {
+                    if expert < *experts && !active(expert) {
+                        NEVER
+                    } else {
+                        0.0
+                    }
+                };
                 (0..self.len()).map(|expert| added(expert).to_bits()).collect()
             }
             Content::Table(whole) => {
@@ -265,7 +272,9 @@ impl Program {
 impl Plan {
     /// The programs with everything that masks may choose from; without masks those that run.
     pub fn planned(&self) -> &[Program; Which::ALL.len()] {
-        self.masking.as_ref().map_or(&self.programs, |masking| &masking.programs)
+        self.masking
+            .as_ref()
+            .map_or(&self.programs, |masking| &masking.programs)
     }
 
     /// The plan with this mask in force, or none. Buffers and weights are the same; a mask that is open everywhere is as none.
@@ -340,10 +349,7 @@ fn narrowed(step: &Step, lists: &[(BufferId, Vec<u32>)]) -> Option<(Grid, [u64; 
             Some((Grid::Teams(count.max(1)), share))
         }
         Op::MatvecAddSome(p) => Some((step.grid, [unit_count, p.units].map(u64::from))),
-        Op::MatvecGluSome(p) => Some((
-            Grid::Teams(count.div_ceil(2).max(1)),
-            [count, p.part1].map(u64::from),
-        )),
+        Op::MatvecGluSome(p) => Some((Grid::Teams(count.div_ceil(2).max(1)), [count, p.part1].map(u64::from))),
         _ => None,
     }
 }
@@ -361,7 +367,12 @@ impl Masking {
                 shape.layers
             );
         }
-        for (number, visit) in self.visits.iter().enumerate().filter(|(_, visit)| mask.layer(visit.layer)) {
+        for (number, visit) in self
+            .visits
+            .iter()
+            .enumerate()
+            .filter(|(_, visit)| mask.layer(visit.layer))
+        {
             let parts = [
                 (Part::Neurons, "neurons", shape.ffn),
                 (Part::Heads, "heads", shape.heads),

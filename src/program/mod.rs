@@ -463,7 +463,9 @@ impl Plan {
         let program = self.program(which);
         let mut shares = program.shares.iter().peekable();
         for (number, step) in program.steps.iter().enumerate() {
-            let [some, all] = shares.next_if(|share| share.0 == number).map_or([1, 1], |share| share.1);
+            let [some, all] = shares
+                .next_if(|share| share.0 == number)
+                .map_or([1, 1], |share| share.1);
             for bind in &step.bindings {
                 bytes += match *bind {
                     Bind::Weight(matrix, segment) => {
