@@ -103,5 +103,5 @@ fn models_of_another_writer_say_what_it_recorded() {
         }
     }
     // Six files, three prompts each, on two executors; one of them with drafts too, one with two masks and a default one.
-    assert_eq!(compared, 36 + 2 * 3 * 3);
+    assert_eq!(compared, 42 + 2 * 3 * 3);
 }

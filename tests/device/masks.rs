@@ -253,6 +253,14 @@ fn single_neurons_heads_and_layers_masked_are_a_network_without_them() {
     ];
     let masked = Network::same(&qwen2).with(|mask| mask_like(mask, &kept, 160, 3), false);
     agree("qwen2", &masked, &cut(&qwen2, 32, &kept), 1e-5);
+    // A layer of which nothing is left but its biases.
+    let kept = [
+        Some((vec![], vec![])),
+        Some((without(160, |_| false), vec![0, 1, 2])),
+        Some((without(160, |i| i > 2), vec![2])),
+    ];
+    let masked = Network::same(&qwen2).with(|mask| mask_like(mask, &kept, 160, 3), false);
+    agree("qwen2", &masked, &zeroed(&qwen2, 32, &kept), 1e-5);
     // Heads of 48 elements share units with their neighbours.
     let llama = golden("llama_untied");
     let kept = [Some((without(224, |i| i > 99), vec![1, 2])), None];
@@ -354,7 +362,8 @@ fn a_mask_reads_fewer_bytes_and_switching_moves_nothing() {
     let unmasked = narrow.with_mask(None).unwrap();
     let bytes = |plan: &Plan| plan.weight_bytes_read(Which::Decode);
     assert_eq!(bytes(&full), bytes(&unmasked));
-    assert_eq!(bytes(&full) - bytes(&narrow), 3 * 3 * 64 * 96 * 2);
+    // Gate, up and down, and the zeros that stand for the bias of a sum, which the narrow kernel does without.
+    assert_eq!(bytes(&full) - bytes(&narrow), 3 * (3 * 64 * 96 * 2 + 128));
     for which in [Which::Decode, Which::Prefill, Which::Head, Which::PrefillLogits] {
         let steps = |plan: &Plan| -> Vec<_> {
             let steps = plan.program(which).steps.iter();
@@ -387,6 +396,40 @@ fn a_mask_reads_fewer_bytes_and_switching_moves_nothing() {
     let (runs, cost) = session.decode_cost();
     assert_eq!(cost.weight_bytes, runs * bytes(&narrow));
     assert_eq!((cost.write_buffer_calls, cost.buffers_created), (0, 0));
+}
+
+#[test]
+fn nothing_is_drafted_under_a_mask() {
+    let golden = golden("qwen2");
+    let plain = Network::same(&golden);
+    let masked = Network::same(&golden).with(|mask| mask.set_head(1, 0, false).unwrap(), false);
+    let options = PlanOptions {
+        ctx: 96,
+        chunk: 16,
+        kv: Kv::F32,
+        max_binding: 1 << 30,
+        all_logits: false,
+        drafts: 3,
+    };
+    let full = Arc::new(plan(&masked.model(), &*masked.tensors, &options).unwrap());
+    let narrow = full.with_mask(masked.masks.masks.first()).unwrap();
+    assert_eq!((full.drafts, narrow.drafts), (3, 0));
+    assert!(narrow.program(Which::Round).steps.is_empty() && !full.program(Which::Round).steps.is_empty());
+    let again = narrow.with_mask(None).unwrap();
+    assert_eq!(
+        (again.drafts, again.program(Which::Round).steps.len()),
+        (3, full.program(Which::Round).steps.len())
+    );
+
+    let tokens = prompt("qwen2");
+    let wanted = [&masked, &plain].map(|network| greedy(&mut network.session(Where::Device), &tokens));
+    let executor = GpuExecutor::new(crate::device(), full.clone(), &*masked.tensors, &mut |_, _| Ok(())).unwrap();
+    let mut session = Session::new(full, Box::new(executor));
+    session.select(narrow).unwrap();
+    assert_eq!(greedy(&mut session, &tokens), wanted[0]);
+    session.select(again).unwrap();
+    assert_eq!(greedy(&mut session, &tokens), wanted[1]);
+    assert_ne!(wanted[0], wanted[1]);
 }
 
 #[test]
