@@ -250,11 +250,23 @@ fn drafts_change_no_answer_and_are_told() {
     let path = |name: &str| fixture("interop").join(name).to_str().unwrap().to_string();
     let head = path("qwen3_mtp-q8-appended.cmf");
     let ask = |model: &str, drafts: &str| {
-        let arguments = ["run", model, "--prompt-tokens", "51,457,310", "--temp", "0.5", "--seed", "3"];
+        let arguments = [
+            "run",
+            model,
+            "--prompt-tokens",
+            "51,457,310",
+            "--temp",
+            "0.5",
+            "--seed",
+            "3",
+        ];
         run(&[&arguments[..], &["-n", "40", "--json", "--spec", drafts]].concat())
     };
     let plain = ask(&head, "off").json();
-    assert_eq!(plain["speculation"], serde_json::json!({"mode": "off", "drafted": 0, "accepted": 0, "rounds": 0}));
+    assert_eq!(
+        plain["speculation"],
+        serde_json::json!({"mode": "off", "drafted": 0, "accepted": 0, "rounds": 0})
+    );
     for drafts in ["auto", "1", "3", "7"] {
         let ran = ask(&head, drafts);
         let answer = ran.json();
