@@ -95,15 +95,24 @@ impl Placed {
         progress: LoadProgress,
     ) -> Result<Placed> {
         let Network { model, ctx } = network;
-        let plan = Arc::new(program::plan(
-            &model,
-            &*tensors,
-            &PlanOptions {
-                drafts: drafts(options, &model)?,
+        let planned = |drafts| {
+            let all = PlanOptions {
+                drafts,
                 ..plan_options(options, device.as_deref(), ctx)
+            };
+            let plan = program::plan(&model, &*tensors, &all)?;
+            check_budget(options, device.as_deref(), &plan)?;
+            Ok(plan)
+        };
+        let (plan, undrafted) = match (drafts(options, &model)?, options.speculation) {
+            // Nobody asked for drafts: what has no room for them runs without.
+            (drafts, Speculation::Auto) if drafts != 0 => match planned(drafts) {
+                Ok(plan) => (plan, None),
+                Err(err) => (planned(0)?, Some(format!("the draft head is not used: {}", err.message))),
             },
-        )?);
-        check_budget(options, device.as_deref(), &plan)?;
+            (drafts, _) => (planned(drafts)?, None),
+        };
+        let plan = Arc::new(plan);
         let mut upload = |done, total| match progress(done, total) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
@@ -121,6 +130,7 @@ impl Placed {
             notice: beyond_training(ctx, &model)
                 .into_iter()
                 .chain(notice)
+                .chain(undrafted)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),
@@ -246,7 +256,7 @@ fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> Pla
 fn drafts(options: &LoadOptions, model: &Model) -> Result<u32> {
     match options.speculation {
         Speculation::Off => Ok(0),
-        Speculation::Auto if model.mtp.is_some() && !model.has_experts() => Ok(AUTO_DRAFTS),
+        Speculation::Auto if model.mtp.is_some() => Ok(AUTO_DRAFTS),
         Speculation::Auto => Ok(0),
         Speculation::Drafts(drafts) if (1..MAX_COLUMNS).contains(&drafts) => Ok(drafts),
         Speculation::Drafts(drafts) => bail!(Usage, "{drafts} drafts a round, wanted 1 to {}", MAX_COLUMNS - 1),
