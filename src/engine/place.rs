@@ -108,7 +108,10 @@ impl Placed {
             // Nobody asked for drafts: what has no room for them runs without.
             (drafts, Speculation::Auto) if drafts != 0 => match planned(drafts) {
                 Ok(plan) => (plan, None),
-                Err(err) => (planned(0)?, Some(format!("the draft head is not used: {}", err.message))),
+                Err(err) => (
+                    planned(0)?,
+                    Some(format!("the draft head is not used: {}", err.message)),
+                ),
             },
             (drafts, _) => (planned(drafts)?, None),
         };
