@@ -38,8 +38,9 @@ pub fn compose(variant: &Variant) -> String {
         text.push_str(part);
     };
     add(&format!(
-        "const HALF_NATIVE: bool = {};\nconst GRID_WIDTH: u32 = {GRID_WIDTH}u;\n",
-        variant.half_native
+        "const HALF_NATIVE: bool = {};\nconst GRID_WIDTH: u32 = {GRID_WIDTH}u;\nconst IN_TEAMS: bool = {};\n",
+        variant.half_native,
+        variant.team.is_some()
     ));
     if let Some(team) = variant.team {
         let (lanes, teams) = (team.lanes(), team.teams());

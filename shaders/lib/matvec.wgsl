@@ -38,11 +38,12 @@ fn lane_dots(rows: Rows4, logical: u32) -> Sums {
     } else {
         var column = 0u;
         for (var unit = logical; unit < params.units; unit += select(0u, LOGICAL_LANES, column == 0u)) {
+            let dots = unit_dots(rows, unit, column);
             let scales = vec4<f32>(
                 unit_scale(rows.r0, unit), unit_scale(rows.r1, unit),
                 unit_scale(rows.r2, unit), unit_scale(rows.r3, unit),
             );
-            let sum = fma(scales, unit_dots(rows, unit, column), acc.c0);
+            let sum = fma(scales, dots, acc.c0);
             column = (column + 1u) % COLS;
             acc = turned(acc, sum);
         }

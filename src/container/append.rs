@@ -12,6 +12,7 @@ use super::header::Header;
 use super::{TensorInfo, TensorSpec, json, payload, skills, writer};
 use crate::error::{Error, Result, bail};
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -100,6 +101,7 @@ struct Growth<D: Disk> {
     old: CmfFile,
     disk: D,
     infos: Vec<TensorInfo>,
+    names: HashSet<String>,
     /// The end of what was written.
     end: u64,
     /// The end of the weight blob; it only grows when tensors come.
@@ -114,9 +116,11 @@ impl<D: Disk> Growth<D> {
         let Some(data_end) = data.off.checked_add(data.len) else {
             bail!(Bounds, "weight blob at {:#x} with {} bytes", data.off, data.len);
         };
+        let infos = std::mem::take(&mut old.infos);
         Ok(Growth {
             path: old.path().to_owned(),
-            infos: std::mem::take(&mut old.infos),
+            names: infos.iter().map(|info| info.name.clone()).collect(),
+            infos,
             end: old.mapped.len(),
             data_end,
             old,
@@ -140,7 +144,7 @@ impl<D: Disk> Growth<D> {
     fn add(&mut self, TensorSpec { name, dtype, shape }: TensorSpec, payload: &[u8]) -> Result<()> {
         directory::check_writable(&name, dtype, &shape)?;
         payload::check_length(dtype, &shape, payload).map_err(|err| err.context(format_args!("tensor '{name}'")))?;
-        if self.infos.iter().any(|info| info.name == name) {
+        if !self.names.insert(name.clone()) {
             bail!(Usage, "tensor '{name}' is there already");
         }
         let blob = self.old.envelope.data.off;

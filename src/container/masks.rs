@@ -132,8 +132,9 @@ impl Bits {
 
 /// The mask of one task.
 ///
-/// Units are asked for by visit: pass · layers + layer. Where passes have no rows of their own every pass reads those of
-/// its layer. What lies outside of the mask's dimensions (the layers of a draft head, say) is not restricted: it is active.
+/// Units are asked for by visit, pass · layers + layer, of the stack's own layers: those of a draft head are not masked.
+/// Where passes have no rows of their own every pass reads those of its layer. What lies outside of the mask's dimensions is
+/// not restricted: it is active.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mask {
     /// The number that the sparse index knows the task by.
@@ -399,7 +400,8 @@ impl Masks {
                 meta.masks.len()
             );
         }
-        let mut spans: Vec<Range<u64>> = vec![0..(HEAD + text.len()) as u64];
+        let mut spans: Vec<Range<u64>> = Vec::with_capacity(1 + meta.masks.len());
+        spans.push(0..(HEAD + text.len()) as u64);
         for meta in &meta.masks {
             let span = span(meta, section, shape).map_err(|err| err.context(format_args!("mask '{}'", meta.name)))?;
             spans.push(span);

@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result, bail};
 use half::f16;
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 
 /// What the names of all skills' tensors start with.
@@ -116,8 +116,8 @@ pub(super) fn split_name(name: &str) -> Option<(&str, &str)> {
 }
 
 /// The same, if the skill is one of these.
-fn registered<'a>(skills: &[Skill], name: &'a str) -> Option<(&'a str, &'a str)> {
-    split_name(name).filter(|(id, _)| skills.iter().any(|skill| skill.id == *id))
+fn registered<'a>(skills: &HashSet<&str>, name: &'a str) -> Option<(&'a str, &'a str)> {
+    split_name(name).filter(|(id, _)| skills.contains(id))
 }
 
 /// The typed registry. Errors: `Parse`, naming the skill.
@@ -273,16 +273,17 @@ impl<C: Deref<Target = Container>> SkillView<C> {
             };
             bail!(Usage, "no skill '{id}', there are: {ids}");
         }
+        let skills: HashSet<&str> = skills.iter().map(|skill| skill.id.as_str()).collect();
         let (mut infos, mut sources, mut ids) = (Vec::new(), Vec::new(), HashMap::new());
         for (id, info) in container.infos().iter().enumerate() {
-            if registered(skills, &info.name).is_none() {
+            if registered(&skills, &info.name).is_none() {
                 ids.insert(info.name.clone(), infos.len());
                 infos.push(info.clone());
                 sources.push(id);
             }
         }
         for (id, info) in container.infos().iter().enumerate() {
-            let Some((_, name)) = registered(skills, &info.name).filter(|(of, _)| Some(*of) == skill) else {
+            let Some((_, name)) = registered(&skills, &info.name).filter(|(of, _)| Some(*of) == skill) else {
                 continue;
             };
             let Some(&place) = ids.get(name) else {

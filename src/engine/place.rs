@@ -97,19 +97,30 @@ impl Placed {
         progress: LoadProgress,
     ) -> Result<Placed> {
         let Network { model, ctx } = network;
-        let plan = program::plan(
-            &model,
-            &*tensors,
-            &PlanOptions {
-                drafts: drafts(options, &model)?,
+        let planned = |drafts| {
+            let all = PlanOptions {
+                drafts,
                 ..plan_options(options, device.as_deref(), ctx)
+            };
+            let plan = program::plan(&model, &*tensors, &all)?;
+            check_budget(options, device.as_deref(), &plan)?;
+            Ok(plan)
+        };
+        let (plan, undrafted) = match (drafts(options, &model)?, options.speculation) {
+            // Nobody asked for drafts: what has no room for them runs without.
+            (drafts, Speculation::Auto) if drafts != 0 => match planned(drafts) {
+                Ok(plan) => (plan, None),
+                Err(err) => (
+                    planned(0)?,
+                    Some(format!("the draft head is not used: {}", err.message)),
+                ),
             },
-        )?;
+            (drafts, _) => (planned(drafts)?, None),
+        };
         let mask = task::chosen(&model.masks, &options.task)?;
         let plan = Arc::new(plan.with_mask(mask)?);
         let mut task = Task::default();
         let of_task = task.enter(mask, &plan);
-        check_budget(options, device.as_deref(), &plan)?;
         let mut upload = |done, total| match progress(done, total) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
@@ -127,6 +138,7 @@ impl Placed {
             notice: beyond_training(ctx, &model)
                 .into_iter()
                 .chain(notice)
+                .chain(undrafted)
                 .chain(of_task)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
@@ -255,7 +267,7 @@ fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> Pla
 fn drafts(options: &LoadOptions, model: &Model) -> Result<u32> {
     match options.speculation {
         Speculation::Off => Ok(0),
-        Speculation::Auto if model.mtp.is_some() && !model.has_experts() => Ok(AUTO_DRAFTS),
+        Speculation::Auto if model.mtp.is_some() => Ok(AUTO_DRAFTS),
         Speculation::Auto => Ok(0),
         Speculation::Drafts(drafts) if (1..MAX_COLUMNS).contains(&drafts) => Ok(drafts),
         Speculation::Drafts(drafts) => bail!(Usage, "{drafts} drafts a round, wanted 1 to {}", MAX_COLUMNS - 1),

@@ -295,6 +295,14 @@ impl Binder<'_> {
         let Some((at, [enorm, hnorm, eh_proj])) = spellings.into_iter().find(there) else {
             return Ok(None);
         };
+        if let Some(mtp) = &arch.mtp
+            && !(mtp.share_lm_head && mtp.share_embed)
+        {
+            bail!(
+                UnsupportedModel,
+                "a draft head with an embedding or an output projection of its own is not supported yet"
+            );
+        }
         let mut layers = Vec::new();
         let prefix = |i: usize| format!("{at}.layers.{i}");
         while self

@@ -90,9 +90,16 @@ pub fn programs(
         pair.write(plan.fixed.settings, &sampling.words(&[])?)?;
         pair.write(plan.fixed.tokens, &tokens)?;
         pair.write(plan.fixed.ctl, bytemuck::cast_slice(&[ctl]))?;
-        let extent = Extent {
-            columns,
-            end: pos + columns,
+        // A round of the draft head catches up with more columns than it may have left to judge.
+        let extent = match which {
+            Which::Round | Which::OtherRound => Extent {
+                columns: width,
+                end: plan.ctx.min(pos + width),
+            },
+            _ => Extent {
+                columns,
+                end: pos + columns,
+            },
         };
         for at in 0..plan.program(which).steps.len() {
             progress(done, total, &plan.program(which).steps[at].label)?;

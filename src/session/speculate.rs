@@ -180,10 +180,13 @@ impl Drafting {
             Trial::Other(first, drafted, accepted) => match (drafted + more, accepted + stood) {
                 (drafted, accepted) if drafted < TRIAL => Trial::Other(first, drafted, accepted),
                 (drafted, accepted) => {
-                    self.other_reading = accepted as f64 / drafted as f64 > first;
-                    let kept = if self.other_reading { "after" } else { "before" };
+                    let other = accepted as f64 / drafted as f64;
+                    self.other_reading = other > first;
                     self.notices.push(format!(
-                        "the file does not say which hidden state its draft head reads; the one {kept} the final norm does better"
+                        "the file does not say which hidden state its draft head reads: {:.0} % of its drafts stand with the \
+                         one before the final norm, {:.0} % with the one after it; the better is kept",
+                        first * 100.0,
+                        other * 100.0
                     ));
                     Trial::Settled
                 }

@@ -173,9 +173,10 @@ pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progres
         bail!(Usage, "no number is left for another mask");
     };
     let mut mask = Mask::open(task_id, task, MaskShape::of(arch, by_pass));
+    let experts = experts(&model);
     let (mut off, mut all) = (0, 0);
     for (&layer, keep) in &kept.layers {
-        let count = experts(&model).get(&layer).copied().unwrap_or(0);
+        let count = experts.get(&layer).copied().unwrap_or(0);
         for visit in (layer..mask.shape().rows).step_by(mask.shape().layers) {
             for expert in (0..count).filter(|expert| keep.binary_search(expert).is_err()) {
                 mask.set_expert(visit, expert, false)?;

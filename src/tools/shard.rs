@@ -122,6 +122,9 @@ fn target(model: &Path, out: &Path) -> Result<(PathBuf, String)> {
     if out.is_dir() {
         return Ok((out.to_owned(), base_name(model).ok_or_else(|| nameless(model))?));
     }
+    if out.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        bail!(Io, "{}: no such directory", out.display());
+    }
     let name = out
         .file_name()
         .and_then(|name| name.to_str())

@@ -197,7 +197,7 @@ fn splitting_and_joining() {
     }
     run(&["compact", &model, "-o", &model]).fails(2, "Usage");
     let base = inside(&dir, "conv");
-    let source = fixture("models/qwen3");
+    let source = crate::golden::dir("qwen3");
     let converted = [
         "convert",
         source.to_str().unwrap(),

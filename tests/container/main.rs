@@ -1,5 +1,7 @@
 //! The container from outside: what is refused, what is read, what is written.
 
+#[path = "../golden/mod.rs"]
+mod golden;
 mod interop;
 mod lazy;
 mod malformed;

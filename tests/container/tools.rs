@@ -163,7 +163,7 @@ fn a_conversion_to_shards_is_the_conversion() {
     let dir = tempfile::tempdir().unwrap();
     let options = convert::Options::new(Dtype::Q8Row);
     let whole = dir.path().join("whole.cmf");
-    let source = fixture("models/qwen3");
+    let source = super::golden::dir("qwen3");
     let going_on = |_: convert::Event| ControlFlow::Continue(());
     let one = convert::convert(&source, &whole, &options, &mut { going_on }).unwrap();
     let base = dir.path().join("parts");
@@ -392,33 +392,45 @@ fn skills_are_added_and_removed_in_place() {
 #[test]
 fn a_skill_can_come_from_other_peoples_files() {
     let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model.cmf");
-    let source = fixture("models/qwen2");
+    let (model, source) = (dir.path().join("model.cmf"), super::golden::dir("qwen2"));
     let options = convert::Options::new(Dtype::Q4tp);
-    convert::convert(&source, &model, &options, &mut |_| ControlFlow::Continue(())).unwrap();
-    let new = New {
-        id: "s".into(),
-        name: None,
-        quant: None,
+    let converted = |source: &Path, out: &Path| {
+        convert::convert(source, out, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     };
-    let err = skill::add(&model, &source, &new, &mut go_on).unwrap_err();
+    converted(&source, &model);
+    let new = |id: &str, quant: Option<Dtype>| New {
+        id: id.into(),
+        name: None,
+        quant,
+    };
+    let err = skill::add(&model, &source, &new("s", None), &mut go_on).unwrap_err();
     assert!(err.message.contains("differs from the model in no tensor"), "{err}");
-    assert_eq!(entries(dir.path()), 1);
-    // The same weights in another model: what was q8 there is q4tp here, and nothing is as it was.
-    let other = copy(&dir, "qwen2-q8_row-densemasks.cmf");
-    let written = skill::add(
-        &other,
-        &source,
-        &New {
-            quant: Some(Dtype::F16),
-            ..new
-        },
-        &mut go_on,
-    );
-    // Written by another program, whose scales may differ in the last bit; then there is something to add.
-    if let Ok(written) = written {
-        assert_eq!(sound(&other).infos().len(), 38 + written.tensors);
+    assert_eq!(entries(dir.path()), 1, "what was made for it is gone");
+
+    // The same model with another sign of the last weight in its file.
+    let tuned = dir.path().join("tuned");
+    std::fs::create_dir(&tuned).unwrap();
+    for entry in std::fs::read_dir(&source).unwrap() {
+        let from = entry.unwrap().path();
+        let mut bytes = std::fs::read(&from).unwrap();
+        if from.ends_with("model.safetensors") {
+            *bytes.last_mut().unwrap() ^= 0x80;
+        }
+        std::fs::write(tuned.join(from.file_name().unwrap()), bytes).unwrap();
     }
+    let added = skill::add(&model, &tuned, &new("s", None), &mut go_on).unwrap();
+    let in_f16 = skill::add(&model, &tuned, &new("t", Some(Dtype::F16)), &mut go_on).unwrap();
+    assert_eq!((added.tensors, in_f16.tensors), (1, 1));
+    let wanted = dir.path().join("wanted.cmf");
+    converted(&tuned, &wanted);
+    let (grown, wanted) = (sound(&model), sound(&wanted));
+    let view = cmf_gpu::container::SkillView::new(&grown, Some("s")).unwrap();
+    for (id, info) in view.infos().iter().enumerate() {
+        let other = wanted.find(&info.name).unwrap();
+        assert_eq!(info.dtype, wanted.infos()[other].dtype);
+        assert_eq!(view.bytes(id).unwrap(), wanted.bytes(other).unwrap(), "{}", info.name);
+    }
+    assert_eq!(grown.infos().last().unwrap().dtype, Dtype::F16);
 }
 
 #[test]

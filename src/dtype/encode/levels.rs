@@ -1,7 +1,8 @@
 //! Groups of 32 weights on evenly spaced levels: the scale that loses least, and the level of every weight.
 //!
 //! The square of an error counts 1 + |weight|/rms times, by the root mean square of the group. Squares alone favour scales
-//! that cut the largest weights off: with these factors the perplexity of a 4-bit model was 2.5 % lower.
+//! that cut the largest weights off: with these factors the perplexities of one model in q4_tiled, vbit and q4tp were 2.5,
+//! 1.6 and 0.6 % lower.
 //!
 //! The levels reach one further on one side than on the other, and a negative scale turns them round, so the weight of the
 //! largest magnitude may always take the furthest level.

@@ -18,10 +18,13 @@ const SPANS: [f32; 4] = [12.0, 9.0, 6.5, 4.5];
 
 /// How many octaves below the smallest scale that avoids clipping a ladder may start: a group may lose less if its largest
 /// weight is clipped, and in a row of few groups there is no lower rung unless the ladder makes one.
-const DROPS: [f32; 2] = [0.0, 0.3];
+const DROPS: [f32; 4] = [0.0, 0.3, 0.15, 0.45];
 
 /// Steps, in octaves, from which on it matters where rungs fall: a group's largest weight is then off by 3 % and more.
 const COARSE: f32 = 0.08;
+
+/// The drops of ladders that are not coarse.
+const FINE_DROPS: usize = 2;
 
 /// How far a coarse ladder may be moved up, in steps.
 const SHIFTS: [f32; 6] = [0.0, 0.16, 0.33, 0.5, 0.67, 0.84];
@@ -93,9 +96,11 @@ fn ladders(row: &[Group]) -> Vec<Ladder> {
     let span = hi - logs().fold(hi, f32::min);
     let mut ladders = Vec::new();
     for limit in SPANS.into_iter().filter(|&limit| limit == SPANS[0] || span > limit) {
-        for (drop, shift) in DROPS.iter().flat_map(|&drop| SHIFTS.map(|shift| (drop, shift))) {
+        let tried = (0..DROPS.len()).flat_map(|drop| SHIFTS.map(|shift| (drop, shift)));
+        for (index, shift) in tried {
+            let drop = DROPS[index];
             let wanted = (span.min(limit) + drop) / TOP_RUNG;
-            if shift > 0.0 && wanted < COARSE {
+            if wanted < COARSE && (shift > 0.0 || index >= FINE_DROPS) {
                 continue;
             }
             let lo = f16::from_f32(hi - span.min(limit) - drop);

@@ -110,7 +110,7 @@ impl Maker {
                     let logits = &values[column * stride..][..vocab];
                     ctl.tokens[column] = 3;
                     if let Choice::Token(token) = choose(logits, &words_of, &counted, ctl.pos + column as u32 + 1)
-                        && self.random.bits() % 8 != 0
+                        && !self.random.bits().is_multiple_of(8)
                     {
                         ctl.tokens[column + 1] = token;
                         counted[token as usize] += u32::from(sampling.penalises());
