@@ -3,6 +3,7 @@
 //! Several engines can live in one process; nothing here prints, reads the environment or exits.
 
 mod place;
+mod task;
 
 pub use place::{LoadProgress, Placed, Placement, check_budget, open_device};
 
@@ -10,7 +11,7 @@ use crate::container::{Container, Tensors};
 use crate::error::{Result, bail};
 use crate::gpu::Device;
 use crate::model::Model;
-use crate::options::{AnswerOptions, DEFAULT_MAX_TOKENS, LoadOptions};
+use crate::options::{AnswerOptions, DEFAULT_MAX_TOKENS, LoadOptions, TaskChoice};
 use crate::program::{Counters, Which};
 use crate::sampling::{MAX_STOPS, Sampling};
 use crate::session::{Cancel, Finish, Generation, Session, Speculated};
@@ -150,6 +151,23 @@ impl Engine {
     /// The conversation's caches and positions.
     pub fn session(&mut self) -> &mut Session {
         &mut self.placed.session
+    }
+
+    /// The task whose mask is in force.
+    pub fn task(&self) -> Option<&str> {
+        self.placed.task()
+    }
+
+    /// Puts a task's mask in force, or with `None` the full model. No weights move, nothing is compiled; the conversation's
+    /// cache is forgotten, unless that is the task already. Returns what should be said about the task, once for each.
+    ///
+    /// Errors: `Usage` for a task that there is not, with those that there are; `UnsupportedModel` for a mask that restricts
+    /// what no kernel can leave out; the device's. After `Usage` and `UnsupportedModel` all is as it was.
+    pub fn set_task(&mut self, task: Option<&str>) -> Result<Option<String>> {
+        self.placed.set_task(&match task {
+            None => TaskChoice::Full,
+            Some(name) => TaskChoice::Named(name.into()),
+        })
     }
 
     /// What the executor did so far.

@@ -6,6 +6,7 @@
 mod attention;
 mod delta_net;
 mod linear;
+mod masked;
 mod moe;
 mod tokens;
 
@@ -56,14 +57,24 @@ impl HostExecutor {
         let buffers = buffers.collect::<Result<_>>()?;
         let vectors = plan.vectors.iter().map(|v| v.values(&*tensors));
         let vectors = vectors.collect::<Result<_>>()?;
-        Ok(HostExecutor {
+        let mut executor = HostExecutor {
             memory: Memory { buffers, vectors },
             plan,
             tensors,
             finished: VecDeque::new(),
             tickets: 0,
             counters: Counters::default(),
-        })
+        };
+        executor.fill_lists()?;
+        Ok(executor)
+    }
+
+    /// Writes what the mask in force makes of buffers.
+    fn fill_lists(&mut self) -> Result<()> {
+        let plan = self.plan.clone();
+        plan.lists
+            .iter()
+            .try_for_each(|(buffer, words)| self.write(*buffer, words))
     }
 
     fn buffer(&mut self, buffer: BufferId) -> Result<&mut Vec<u32>> {
@@ -117,6 +128,11 @@ impl Executor for HostExecutor {
             Some((id, ctl)) if id == ticket.0 => Ok(ctl),
             _ => bail!(Usage, "runs are waited for in the order they were submitted"),
         }
+    }
+
+    fn select(&mut self, plan: Arc<Plan>) -> Result<()> {
+        self.plan = plan;
+        self.fill_lists()
     }
 
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
@@ -182,6 +198,10 @@ impl Bound<'_> {
             Op::Matvec(p) => self.matvec(p),
             Op::MatvecAdd(p) => self.matvec_add(p),
             Op::MatvecGlu(p) => self.matvec_glu(p),
+            Op::MatvecSome(p) => self.matvec_some(p),
+            Op::MatvecAddSome(p) => self.matvec_add_some(p),
+            Op::MatvecGluSome(p) => self.matvec_glu_some(p),
+            Op::Silence(p) => self.silence(p),
             Op::Matmul(p) => self.matmul(p),
             Op::MatmulAdd(p) => self.matmul_add(p),
             Op::MatmulGlu(p) => self.matmul_glu(p),

@@ -75,6 +75,30 @@ impl FromStr for Speculation {
     }
 }
 
+/// Which task's mask is in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TaskChoice {
+    /// That of the file's default task, if there is a mask of that name; else none.
+    #[default]
+    Default,
+    /// None: the full model.
+    Full,
+    /// The mask of this name.
+    Named(String),
+}
+
+impl FromStr for TaskChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<TaskChoice> {
+        Ok(match text {
+            "none" => TaskChoice::Full,
+            "" => bail!(Usage, "an empty name of a task; none runs the full model"),
+            name => TaskChoice::Named(name.into()),
+        })
+    }
+}
+
 /// How a model is loaded.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -92,6 +116,8 @@ pub struct LoadOptions {
     pub all_logits: bool,
     /// Drafting of tokens.
     pub speculation: Speculation,
+    /// The task whose mask is in force.
+    pub task: TaskChoice,
 }
 
 impl LoadOptions {
@@ -122,6 +148,7 @@ impl Default for LoadOptions {
             checked_shaders: false,
             all_logits: false,
             speculation: Speculation::Auto,
+            task: TaskChoice::Default,
         }
     }
 }

@@ -204,6 +204,19 @@ impl Session {
         self.pending_columns = 0;
     }
 
+    /// Runs another choice of the plan's steps from now on, one made by [`Plan::with_mask`]. What is cached is forgotten.
+    ///
+    /// Errors: the executor's.
+    pub fn select(&mut self, plan: Plan) -> Result<()> {
+        while !self.in_flight.is_empty() {
+            self.wait()?;
+        }
+        self.clear();
+        self.plan = Arc::new(plan);
+        self.drafting.begin_with(&self.plan);
+        self.executor.select(self.plan.clone())
+    }
+
     fn check(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             bail!(Usage, "the prompt has no tokens");
@@ -502,10 +515,10 @@ impl Session {
         let mut result: Vec<(Vec<f32>, Vec<Vec<f32>>)> = vec![Default::default(); columns];
         let mut done = 0;
         if hidden {
-            for &end in &program.layer_ends {
+            for (&end, &stream) in program.layer_ends.iter().zip(&program.hidden) {
                 self.executor.run(which, done..end, extent)?;
                 done = end;
-                let all = self.columns(program.hidden, plan.hidden as usize, columns)?;
+                let all = self.columns(stream, plan.hidden as usize, columns)?;
                 result
                     .iter_mut()
                     .zip(all)

@@ -39,17 +39,20 @@ fn use_container(path: &std::path::Path) {
         kv: Kv::F16,
         max_binding: u64::MAX / 2,
         all_logits: false,
+        drafts: 0,
     };
     let Ok(plan) = plan(&model, container.as_ref(), &options) else {
         return;
     };
     // A large network may be slow; it is no finding.
-    if plan.buffer_bytes() > 16 << 20 || plan.weight_bytes() > 1 << 20 || model.layers.len() > 16 {
+    if plan.buffer_bytes() > 16 << 20 || plan.weight_bytes() > 1 << 20 || model.layers.len() * model.loops > 16 {
         return;
     }
     // What a run may rely on is what opening checks.
     let _ = report;
-    let plan = Arc::new(plan);
+    // The last mask, if there is one that can be run.
+    let masked = model.masks.masks.last().and_then(|mask| plan.with_mask(Some(mask)).ok());
+    let plan = Arc::new(masked.unwrap_or(plan));
     let Ok(executor) = HostExecutor::new(plan.clone(), container) else {
         return;
     };

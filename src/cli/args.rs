@@ -8,7 +8,7 @@ use clap::{ArgMatches, Args};
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::{Engine, LoadProgress, Placement};
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::options::{DeviceChoice, LoadOptions, Speculation};
+use cmf_gpu::options::{DeviceChoice, LoadOptions, Speculation, TaskChoice};
 use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -52,9 +52,9 @@ pub struct DeviceArgs {
     /// Compiles shaders with bounds checks, to find out
     #[arg(long, env = "CMF_GPU_CHECKED_SHADERS", value_parser = FalseyValueParser::new(), hide_env = true)]
     checked_shaders: bool,
-    /// The task whose mask is active: only none, masks are not run yet
-    #[arg(long, env = "CMF_GPU_TASK", default_value = "none", value_parser = only_none, hide_env = true)]
-    task: String,
+    /// The task whose mask is active, none = the full model [default: the file's default task, if it has a mask]
+    #[arg(long, env = "CMF_GPU_TASK", value_name = "NAME", value_parser = task, hide_env = true)]
+    task: Option<TaskChoice>,
     /// The skill that is active: only none, skills are not run yet
     #[arg(long, env = "CMF_GPU_SKILL", default_value = "none", value_parser = only_none, hide_env = true)]
     skill: String,
@@ -71,6 +71,7 @@ impl DeviceArgs {
             checked_shaders: self.checked_shaders,
             all_logits: false,
             speculation: Speculation::Off,
+            task: self.task.clone().unwrap_or_default(),
         }
     }
 }
@@ -100,6 +101,10 @@ fn kv(text: &str) -> std::result::Result<Kv, String> {
     }
 }
 
+fn task(text: &str) -> std::result::Result<TaskChoice, String> {
+    text.parse().map_err(|err: Error| err.message)
+}
+
 fn only_none(text: &str) -> std::result::Result<String, String> {
     match text {
         "none" => Ok(text.into()),
@@ -111,10 +116,8 @@ fn only_none(text: &str) -> std::result::Result<String, String> {
 pub fn load(container: Container, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
     let engine = with_progress(context, |progress| Engine::open(container, options, progress))?;
     announce(engine.placement(), engine.load_s(), &context.out);
-    if engine.container().masks_section().is_some() {
-        context
-            .out
-            .note("note: the file has task masks, which are not run yet; this is the full model");
+    if let Some(task) = engine.task() {
+        context.out.note(format!("task {task}"));
     }
     Ok(engine)
 }

@@ -128,7 +128,9 @@ impl<'a> Chat<'a> {
                         None => "there is no system message",
                     });
                 }
+                Ok(Command::Show(Some(name))) if name == "task" => sink.say(&self.task()),
                 Ok(Command::Show(name)) => sink.say(&self.show(name)),
+                Ok(Command::Set(name, value)) if name == "task" => self.set_task(&value, sink)?,
                 Ok(Command::Set(name, value)) => match self.settings.with(&name, &value) {
                     Ok(settings) => {
                         self.settings = settings;
@@ -151,6 +153,25 @@ impl<'a> Chat<'a> {
                 .map(|(name, value)| format!("{name} {value}"))
                 .join("\n"),
         }
+    }
+
+    fn task(&self) -> String {
+        format!("task {}", self.engine.task().unwrap_or("none"))
+    }
+
+    /// Puts a task's mask in force. Errors: those that end everything.
+    fn set_task(&mut self, value: &str, sink: &mut dyn Sink) -> Result<()> {
+        match self.engine.set_task(Some(value).filter(|value| *value != "none")) {
+            Err(err) if ends_everything(err.kind) => return Err(err),
+            Err(err) => sink.say(&err.message),
+            Ok(notice) => {
+                if let Some(notice) = notice {
+                    sink.note(&format!("note: {notice}"));
+                }
+                sink.say(&self.task());
+            }
+        }
+        Ok(())
     }
 
     fn stats(&mut self) -> String {

@@ -283,6 +283,16 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
             out.line(format!("{title:<12} {names}"))?;
         }
     }
+    let default = value("masks").as_array().and_then(|masks| {
+        let mask = masks.iter().find(|mask| mask["default"] == true)?;
+        mask["name"].as_str()
+    });
+    if let Some(name) = default {
+        out.line(format!(
+            "task         {} is active by default; --task none runs the full model",
+            escape(name.to_owned())
+        ))?;
+    }
     if let Some(entries) = value("index")["entries"].as_array() {
         let size = bytes(&value("index")["bytes"]);
         out.line(format!("index        {size}, {} entries", entries.len()))?;

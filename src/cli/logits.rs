@@ -62,7 +62,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let to = temporary_beside(&out)?;
     let mut engine = args::load(container, &options, context)?;
     let cancel = context.interrupt.cancel();
-    let layers = engine.model().layers.len();
+    let layers = engine.model().layers.len() * engine.model().loops;
     let mut logits: Vec<f32> = Vec::new();
     let mut hidden: Vec<Vec<f32>> = vec![Vec::new(); if args.hidden { layers } else { 0 }];
     let mut bar = context.out.progress("logits", false);

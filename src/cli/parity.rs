@@ -7,7 +7,7 @@ use super::{Context, Outcome, Result, usage};
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::{check_budget, open_device};
 use cmf_gpu::gpu::Device;
-use cmf_gpu::options::LoadOptions;
+use cmf_gpu::options::{LoadOptions, TaskChoice};
 use cmf_gpu::parity::{self, Case, Subject};
 use cmf_gpu::program::{self, PlanOptions};
 use cmf_gpu::{Error, Kind, model};
@@ -144,10 +144,16 @@ fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) ->
         kv: options.kv,
         max_binding: device.max_binding(),
         all_logits: false,
-        // Of the draft head too, where there is one.
-        drafts: 3,
+        // Of the draft head too, where there is one; mixtures of experts decode one token at a time.
+        drafts: if model.has_experts() { 0 } else { 3 },
     };
-    let plan = Arc::new(program::plan(&model, &container, &options_of_plan)?);
+    let plan = program::plan(&model, &container, &options_of_plan)?;
+    let mask = match &options.task {
+        TaskChoice::Default => model.masks.default_mask(),
+        TaskChoice::Full => None,
+        TaskChoice::Named(name) => Some(model.masks.find(name)?),
+    };
+    let plan = Arc::new(plan.with_mask(mask)?);
     check_budget(options, Some(device), &plan)?;
     Ok(Subject {
         plan,

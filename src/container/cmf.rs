@@ -287,6 +287,10 @@ impl Container {
 }
 
 impl Tensors for Container {
+    fn masks(&self) -> Option<&Masks> {
+        Container::masks(self)
+    }
+
     fn infos(&self) -> &[TensorInfo] {
         &self.infos
     }

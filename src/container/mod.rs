@@ -85,6 +85,11 @@ pub trait Tensors: Send + Sync {
     /// Errors: `Usage` for an id that is none, `Io` when the file has become shorter than it was.
     fn bytes(&self, id: TensorId) -> Result<&[u8]>;
 
+    /// Task masks over these tensors, where there are any.
+    fn masks(&self) -> Option<&Masks> {
+        None
+    }
+
     /// Says that the payload is not needed for now, so that its pages can be given back. Its bytes stay readable.
     fn release(&self, id: TensorId);
 }

@@ -1,5 +1,6 @@
 //! A network on a device: planned, compared with the memory there is, uploaded, ready to run. No text here.
 
+use super::task::{self, Task};
 use crate::budget::available_memory;
 use crate::container::{Arch, Tensors};
 use crate::error::{Result, bail};
@@ -52,6 +53,7 @@ pub struct Placed {
     pub session: Session,
     /// What runs where.
     pub placement: Placement,
+    pub(super) task: Task,
 }
 
 impl Placed {
@@ -115,7 +117,10 @@ impl Placed {
             },
             (drafts, _) => (planned(drafts)?, None),
         };
-        let plan = Arc::new(plan);
+        let mask = task::chosen(&model.masks, &options.task)?;
+        let plan = Arc::new(plan.with_mask(mask)?);
+        let mut task = Task::default();
+        let of_task = task.enter(mask, &plan);
         let mut upload = |done, total| match progress(done, total) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
@@ -134,6 +139,7 @@ impl Placed {
                 .into_iter()
                 .chain(notice)
                 .chain(undrafted)
+                .chain(of_task)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),
@@ -148,6 +154,7 @@ impl Placed {
             model,
             session,
             placement,
+            task,
         })
     }
 }
@@ -162,6 +169,7 @@ impl Network {
     fn of(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Network> {
         let model = model::bind(arch, tensors)?;
         let ctx = options.positions(model.max_positions)?;
+        task::chosen(&model.masks, &options.task)?;
         Ok(Network { model, ctx })
     }
 }

@@ -22,7 +22,6 @@ const SLOTS: u64 = 3;
 struct RealStep {
     pipeline: Arc<wgpu::ComputePipeline>,
     bind_group: wgpu::BindGroup,
-    grid: Grid,
     threads: u32,
     teams: u32,
 }
@@ -33,6 +32,8 @@ pub struct GpuExecutor {
     plan: Arc<Plan>,
     buffers: Vec<wgpu::Buffer>,
     programs: Vec<Vec<RealStep>>,
+    /// The steps that run, by program, with their extents.
+    chosen: Vec<Vec<(usize, Grid)>>,
     slots: Vec<wgpu::Buffer>,
     in_flight: VecDeque<(u64, wgpu::SubmissionIndex)>,
     tickets: u64,
@@ -51,7 +52,7 @@ impl GpuExecutor {
         tensors: &dyn Tensors,
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<GpuExecutor> {
-        let steps = plan.programs.iter().flat_map(|program| &program.steps);
+        let steps = plan.planned().iter().flat_map(|program| &program.steps);
         let mut variants: Vec<Variant> = Vec::new();
         for variant in steps.map(|step| device.variant(step, plan.kv)) {
             if !variants.contains(&variant) {
@@ -112,6 +113,7 @@ impl GpuExecutor {
             plan: plan.clone(),
             buffers,
             programs: Vec::new(),
+            chosen: Vec::new(),
             slots: Vec::new(),
             in_flight: VecDeque::new(),
             tickets: 0,
@@ -121,10 +123,11 @@ impl GpuExecutor {
         executor.slots = (0..SLOTS)
             .map(|_| memory::buffer(&device, "read.ctl", CTL_BYTES, read))
             .collect();
-        for program in &plan.programs {
+        for program in plan.planned() {
             let realised = executor.realise(program, &matrices, &vectors)?;
             executor.programs.push(realised);
         }
+        executor.choose()?;
         scope.finish()?;
         let (pipelines, ms) = device.compile_counters();
         let count = executor.buffers.len() + vectors.len() + matrices.iter().map(Vec::len).sum::<usize>();
@@ -188,7 +191,6 @@ impl GpuExecutor {
             steps.push(RealStep {
                 pipeline: self.device.pipeline(&variant)?,
                 bind_group,
-                grid: step.grid,
                 threads: variant.threads(),
                 teams: variant.team.map_or(1, |team| team.teams()),
             });
@@ -200,12 +202,29 @@ impl GpuExecutor {
         Ok(steps)
     }
 
+    /// Takes over which of the realised steps the plan runs, and what its lists hold.
+    fn choose(&mut self) -> Result<()> {
+        let chosen = |program: &Program| {
+            let steps = program.steps.iter().enumerate();
+            let number = |i: usize| program.numbers.get(i).copied().unwrap_or(i);
+            steps.map(|(i, step)| (number(i), step.grid)).collect()
+        };
+        self.chosen = self.plan.programs.iter().map(chosen).collect();
+        self.weight_bytes = Which::ALL.map(|which| self.plan.weight_bytes_read(which));
+        let plan = self.plan.clone();
+        plan.lists
+            .iter()
+            .try_for_each(|(buffer, words)| self.write(*buffer, words))
+    }
+
     fn encode(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> wgpu::CommandEncoder {
         let mut encoder = self.device.device.create_command_encoder(&Default::default());
         {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            for step in &self.programs[which as usize][steps.clone()] {
-                let [x, y, z] = workgroups(step, extent);
+            let realised = &self.programs[which as usize];
+            for (number, grid) in &self.chosen[which as usize][steps.clone()] {
+                let step = &realised[*number];
+                let [x, y, z] = workgroups(step, *grid, extent);
                 pass.set_pipeline(&step.pipeline);
                 pass.set_bind_group(0, &step.bind_group, &[]);
                 pass.dispatch_workgroups(x, y, z);
@@ -223,12 +242,12 @@ fn range(buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> wgpu::BindingResourc
     wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size })
 }
 
-fn workgroups(step: &RealStep, extent: Extent) -> [u32; 3] {
+fn workgroups(step: &RealStep, grid: Grid, extent: Extent) -> [u32; 3] {
     let columns = |per_group: u32| match per_group {
         0 => 1,
         _ => extent.columns.div_ceil(per_group),
     };
-    match step.grid {
+    match grid {
         Grid::Teams(teams) => {
             let groups = teams.div_ceil(step.teams);
             [groups.min(GRID_WIDTH), groups.div_ceil(GRID_WIDTH), 1]
@@ -254,11 +273,11 @@ impl Executor for GpuExecutor {
     }
 
     fn submit(&mut self, which: Which, extent: Extent) -> Result<Ticket> {
-        self.submit_part(which, 0..self.programs[which as usize].len(), extent)
+        self.submit_part(which, 0..self.chosen[which as usize].len(), extent)
     }
 
     fn submit_part(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<Ticket> {
-        let last = steps.end == self.programs[which as usize].len();
+        let last = steps.end == self.chosen[which as usize].len();
         let mut encoder = self.encode(which, steps, extent);
         let slot = (self.tickets % SLOTS) as usize;
         encoder.copy_buffer_to_buffer(&self.buffers[self.plan.fixed.ctl], 0, &self.slots[slot], 0, CTL_BYTES);
@@ -281,6 +300,11 @@ impl Executor for GpuExecutor {
             }
             _ => bail!(Usage, "runs are waited for in the order they were submitted"),
         }
+    }
+
+    fn select(&mut self, plan: Arc<Plan>) -> Result<()> {
+        self.plan = plan;
+        self.choose()
     }
 
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {

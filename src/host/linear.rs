@@ -86,7 +86,7 @@ impl Bound<'_> {
     }
 
     /// `rows` biases from `at` in binding `i`; zeros without them.
-    fn bias(&self, i: usize, has_bias: u32, at: u32, rows: u32) -> Result<Vec<f64>> {
+    pub(super) fn bias(&self, i: usize, has_bias: u32, at: u32, rows: u32) -> Result<Vec<f64>> {
         if has_bias == 0 {
             return Ok(vec![0.0; rows as usize]);
         }

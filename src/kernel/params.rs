@@ -144,6 +144,70 @@ params! {
         /// Vectors of 4 from one output column to the next.
         y_stride: u32,
     }
+    /// Parameters of `matvec_some`: those of `matvec`.
+    MatvecSome {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 sums of squares; 0 = no norm.
+        square_vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matvec_add_some`.
+    MatvecAddSome {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the outputs.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+    }
+    /// Parameters of `matvec_glu_some`: those of `matvec_glu`.
+    MatvecGluSome {
+        /// Rows stored in this segment, gate and up together.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First output of this segment.
+        row0: u32,
+        /// Outputs of this segment.
+        part1: u32,
+        /// Unused third part.
+        part2: u32,
+        /// Vectors of 4 sums of squares; 0 = no norm.
+        square_vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// 1 = add the biases.
+        has_bias: u32,
+        /// Where the up biases begin.
+        bias_up: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
+    /// Parameters of `silence`.
+    Silence {
+        /// Vectors of 4 in a column.
+        vectors: u32,
+    }
     /// Parameters of `matmul`.
     Matmul {
         /// Rows stored in this segment.

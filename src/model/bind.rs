@@ -56,6 +56,8 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
         embed,
         embed_multiplier: arch.embed_multiplier as f32,
         layers,
+        loops: arch.num_loops,
+        loop_norm: arch.loop_final_norm == Some(true),
         final_norm,
         lm_head,
         mtp,
@@ -70,6 +72,7 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
             Some(HiddenAct::GeluTanh) => Activation::GeluTanh,
         },
         ropes,
+        masks: tensors.masks().cloned().unwrap_or_default(),
         max_positions: arch.max_position_embeddings,
         unused,
     })
@@ -77,14 +80,10 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
 
 /// What the header may ask for and this program does not do yet.
 fn refuse_unsupported(arch: &Arch) -> Result<()> {
-    let asks = [
-        ("attention_sink", arch.attention_sink == Some(true)),
-        ("num_loops", arch.num_loops != 1),
-    ];
-    if let Some((key, _)) = asks.iter().find(|(_, asked)| *asked) {
+    if arch.attention_sink == Some(true) {
         bail!(
             UnsupportedModel,
-            "arch.{key} of {:?} is not supported yet",
+            "arch.attention_sink of {:?} is not supported yet",
             arch.arch_name
         );
     }

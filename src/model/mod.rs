@@ -9,7 +9,7 @@ mod rope;
 
 pub use bind::bind;
 
-use crate::container::TensorId;
+use crate::container::{Masks, TensorId};
 
 /// A linear map `[rows, cols]`, with an optional bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -262,6 +262,10 @@ pub struct Model {
     pub embed_multiplier: f32,
     /// The layers.
     pub layers: Vec<Layer>,
+    /// How often the layers are applied, one pass after the other; keys, values and states are kept for each pass.
+    pub loops: usize,
+    /// Whether the final norm also stands between two passes.
+    pub loop_norm: bool,
     /// RMSNorm weight before the head.
     pub final_norm: TensorId,
     /// The head, `[vocab, hidden]`; the embedding when tied.
@@ -286,6 +290,8 @@ pub struct Model {
     pub ropes: Vec<Rope>,
     /// Positions the model was trained for.
     pub max_positions: Option<usize>,
+    /// Task masks over the layers; their units are asked for by visit: pass · layers + layer.
+    pub masks: Masks,
     /// Tensors that nothing uses.
     pub unused: Vec<TensorId>,
 }

@@ -61,6 +61,8 @@ pub(super) enum Over {
     Cap(f32),
     /// With gelu_tanh, or silu.
     Glu(bool),
+    /// With bits of which some are off.
+    Silence,
 }
 
 #[derive(Clone, Debug)]
@@ -76,12 +78,18 @@ pub(super) enum Product {
     Matvec,
     MatvecAdd,
     MatvecGlu,
+    MatvecSome,
+    MatvecAddSome,
+    MatvecGluSome,
     Matmul,
     MatmulAdd,
     MatmulGlu,
 }
 
 impl Product {
+    /// Those of which a list names what is computed.
+    const LISTED: [Product; 3] = [Product::MatvecSome, Product::MatvecAddSome, Product::MatvecGluSome];
+    /// The others.
     const ALL: [Product; 6] = [
         Product::Matvec,
         Product::MatvecAdd,
@@ -96,6 +104,9 @@ impl Product {
             Product::Matvec => "matvec",
             Product::MatvecAdd => "matvec_add",
             Product::MatvecGlu => "matvec_glu",
+            Product::MatvecSome => "matvec_some",
+            Product::MatvecAddSome => "matvec_add_some",
+            Product::MatvecGluSome => "matvec_glu_some",
             Product::Matmul => "matmul",
             Product::MatmulAdd => "matmul_add",
             Product::MatmulGlu => "matmul_glu",
@@ -104,7 +115,7 @@ impl Product {
 
     /// Whether gate and up projections are a pair.
     pub fn is_pair(self) -> bool {
-        matches!(self, Product::MatvecGlu | Product::MatmulGlu)
+        matches!(self, Product::MatvecGlu | Product::MatvecGluSome | Product::MatmulGlu)
     }
 
     /// Whether it takes many columns.
@@ -218,6 +229,7 @@ pub fn cases() -> Vec<Case> {
     table.norm();
     for dtype in runnable() {
         Product::ALL.iter().for_each(|&product| table.products(product, dtype));
+        Product::LISTED.iter().for_each(|&product| table.listed(product, dtype));
     }
     table.stacks();
     table.large();
@@ -305,6 +317,7 @@ impl Table {
             self.add(format!("prep {cols}"), Tolerance::Rounded, spec(Over::Prep));
             self.add(format!("norm {cols}"), Tolerance::Summed, spec(Over::Norm));
             self.add(format!("add_norm {cols}"), Tolerance::Summed, spec(Over::AddNorm));
+            self.add(format!("silence {cols}"), Tolerance::Exact, spec(Over::Silence));
             for (what, gelu) in [("", false), (" gelu", true)] {
                 self.add(
                     format!("glu {cols}{what}"),
@@ -381,6 +394,30 @@ impl Table {
         );
     }
 
+    /// A part of the rows, of the columns, or of the outputs of a pair.
+    fn listed(&mut self, product: Product, dtype: Dtype) {
+        let dims = [(5, 96), (6, 576), (33, 96), (130, 576)];
+        let ragged = match dtype.needs_group_rows() {
+            true => None,
+            false => Some((7, 36)),
+        };
+        for (i, (rows, cols)) in dims.into_iter().chain(ragged).enumerate() {
+            let linear = Linear {
+                norm: i % 2 == 0,
+                // The sum with a residual has none.
+                bias: i % 3 != 0 && product != Product::MatvecAddSome,
+                gelu: i % 4 == 1,
+                ..self.plain(product, dtype, rows, cols)
+            };
+            self.add_linear("", linear);
+        }
+        let linear = Linear {
+            max_binding: segment_bytes(dtype, 96) * if product.is_pair() { 2 } else { 1 },
+            ..self.plain(product, dtype, 101, 96)
+        };
+        self.add_linear(" segments", linear);
+    }
+
     fn plain(&self, product: Product, dtype: Dtype, rows: usize, cols: usize) -> Linear {
         Linear {
             product,
@@ -407,7 +444,8 @@ impl Table {
             rows.join("+"),
             linear.cols
         );
-        let takes_norm = matches!(linear.product, Product::Matvec | Product::MatvecGlu);
+        let takes_norm =
+            !matches!(linear.product, Product::MatvecAdd | Product::MatvecAddSome) && !linear.product.is_matmul();
         for (asked, flag) in [
             (linear.norm && takes_norm, " norm"),
             (linear.bias, " bias"),

@@ -132,6 +132,8 @@ impl Spec {
                 vocab: 0,
                 hidden: 0,
                 kept_states: None,
+                masking: None,
+                lists: Vec::new(),
             },
             tensors,
             rounds: maker.rounds,
@@ -265,6 +267,7 @@ impl Maker {
         let (inv_cols, eps) = (1.0 / spec.cols as f32, 1e-2);
         // What the operator takes besides x.
         let mut besides = None;
+        let mut bits = None;
         match spec.over {
             Over::Prep => {
                 let sums = (stride / 4).next_multiple_of(32);
@@ -308,6 +311,14 @@ impl Maker {
                 let op = Op::LastColumn(kernel::LastColumn { vectors });
                 self.step(op, [x, to, CTL].map(Bind::Buffer).to_vec());
             }
+            Over::Silence => {
+                let buffer = self.buffer("bits", stride / 32);
+                self.step(
+                    Op::Silence(kernel::Silence { vectors }),
+                    vec![ctl, Bind::Buffer(buffer), x_bind],
+                );
+                bits = Some(buffer);
+            }
             Over::Cap(cap) => {
                 let multiplier = 0.75;
                 let op = Op::Cap(kernel::Cap {
@@ -323,6 +334,10 @@ impl Maker {
             for buffer in [Some(x), besides].into_iter().flatten() {
                 let values = padded(&mut self.random, columns as usize, spec.cols, stride, 0.3);
                 inputs.push((buffer, values));
+            }
+            if let Some(bits) = bits {
+                let words = (0..stride / 32).map(|_| self.random.bits() as u32).collect();
+                inputs.push((bits, words));
             }
             self.round(0, columns, inputs);
         }

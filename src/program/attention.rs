@@ -1,5 +1,7 @@
 //! Softmax attention as steps: projections, rotation and append, blocks and merge (decode) or chunks (prefill), output.
 
+use super::masking::Part;
+use super::place::{Place, Side};
 use super::walk::{Mode, Source, Walk};
 use super::{ATTENTION_BLOCK, Bind, Fill, Stacking, VectorId};
 use crate::error::{Result, bail};
@@ -10,12 +12,12 @@ impl Walk<'_> {
     /// Both modes of h += attention(norm(h)).
     pub(super) fn attention(
         &mut self,
-        number: usize,
+        place: Place,
         layer: &Layer,
         attention: &Attention,
         [norm, next_norm]: [VectorId; 2],
     ) -> Result<()> {
-        let name = |part: &str| format!("layer.{number:02}.attn.{part}");
+        let name = |part: &str| format!("{place}.attn.{part}");
         let model = self.model;
         let (decode, prefill) = (self.decode, self.prefill);
         let head_vectors = (model.head_dim / 4) as u32;
@@ -33,7 +35,11 @@ impl Walk<'_> {
         let v_cache = self.b.buffer(name("v_cache"), cache_bytes, Fill::Zero)?;
 
         self.norm(norm, &name("norm"));
+        let elements = query_vectors as usize * 4;
+        let queries = self.masked(place, Part::Heads, attention.heads, elements);
+        let from = self.at(Mode::Decode);
         self.projections(&name("qkv"), &attention.projections.iter().collect::<Vec<_>>())?;
+        self.narrow(from, queries, Side::Rows)?;
 
         let head_norms = match [attention.q_norm, attention.k_norm] {
             [Some(q), Some(k)] => Some([self.vector(name("q_norm"), q), self.vector(name("k_norm"), k)]),
@@ -113,7 +119,12 @@ impl Walk<'_> {
         self.push(Mode::Prefill, &name("chunk"), Op::AttnChunk(chunk), None, to_attn);
 
         let x = [decode.attn, prefill.attn];
-        self.residual(&name("o"), &attention.o, x, layer.attn_post_norm, next_norm)
+        let heads = self.masked(place, Part::Heads, attention.heads, model.head_dim);
+        let columns = attention.heads * model.head_dim;
+        self.silence(&[Mode::Decode, Mode::Prefill], &name("heads"), x, heads, columns)?;
+        let from = self.at(Mode::Decode);
+        self.residual(&name("o"), &attention.o, x, layer.attn_post_norm, next_norm)?;
+        self.narrow(from, heads, Side::Cols)
     }
 
     /// Sibling maps of the normalised stream into `qkv`, one behind the other: those with one device layout are stacked.

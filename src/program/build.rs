@@ -2,17 +2,20 @@
 
 use super::delta_net::projected;
 use super::draft::Network;
+use super::masking::{Visit, When};
+use super::place::Place;
 use super::walk::{Mode, Scratch, Walk};
 use super::{
     ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, HeadBuffers, Matrix, MatrixId, Piece, Plan, Program, Stacking,
 };
 use super::{Vector, VectorId, moe, weights};
-use crate::container::{TensorId, Tensors};
+use crate::container::{Mask, TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::kernel::{Kv, MAX_COLUMNS};
 use crate::model::{FeedForward, GateUp, Layer, Linear, Mixer, Model};
 use crate::sampling;
+use std::sync::Arc;
 
 /// What the device and the caller decide about a plan.
 #[derive(Clone, Copy, Debug)]
@@ -102,26 +105,35 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     let norm_of = |layer: Option<&Layer>| layer.map_or(model.final_norm, |layer| layer.attn_norm);
     let mut norm = walk.norm_vector(0, norm_of(model.layers.first()));
     walk.prep(decode.h, norm);
-    for (i, layer) in model.layers.iter().enumerate() {
-        let ffn_norm = walk.vector(format!("layer.{i:02}.ffn.norm"), layer.ffn_norm);
-        let next_norm = walk.norm_vector(i + 1, norm_of(model.layers.get(i + 1)));
-        match &layer.mixer {
-            Mixer::Attention(attention) => walk.attention(i, layer, attention, [norm, ffn_norm])?,
-            Mixer::DeltaNet(net) => walk.delta_net(i, layer, net, [norm, ffn_norm])?,
+    for pass in 0..model.loops {
+        for (i, layer) in model.layers.iter().enumerate() {
+            let place = Place {
+                layer: i,
+                pass,
+                visit: Some(pass * model.layers.len() + i),
+            };
+            let next = match i + 1 < model.layers.len() || pass + 1 == model.loops {
+                true => i + 1,
+                false => 0,
+            };
+            let next_norm = walk.norm_vector(next, norm_of(model.layers.get(next)));
+            walk.layer(place, layer, [norm, next_norm])?;
+            norm = next_norm;
         }
-        walk.ffn(i, layer, ffn_norm, next_norm)?;
-        walk.end_layer();
-        norm = next_norm;
+        if model.loop_norm && pass + 1 < model.loops {
+            let between = walk.norm_vector(model.layers.len(), model.final_norm);
+            walk.between_passes(between, norm, pass);
+        }
     }
 
     let trunk = walk.take(Mode::Decode);
     let decode_normed = walk.decode_normed;
     // What follows the trunk is the same for a decoded token and for the last token of a prompt.
-    walk.last_column(prefill.h, decode.h, fixed.ctl);
-    walk.prep(decode.h, norm);
+    let streams = [walk.decode.h, walk.prefill.h];
+    walk.last_column(streams[1], streams[0], fixed.ctl);
+    walk.prep(streams[0], norm);
     walk.head(lm_head, lm_bias, logits);
     let head_program = Program {
-        hidden: decode.h,
         logits: Some(logits),
         ..walk.take(Mode::Decode)
     };
@@ -129,25 +141,22 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     walk.put(Mode::Decode, trunk);
     walk.head(lm_head, lm_bias, logits);
     let decode_program = Program {
-        hidden: decode.h,
         logits: Some(logits),
         ..walk.take(Mode::Decode)
     };
-    let mut prefill_program = walk.take(Mode::Prefill);
-    prefill_program.hidden = prefill.h;
+    let prefill_program = walk.take(Mode::Prefill);
     let mut with_logits = Program::default();
     if options.all_logits {
         let all = walk.b.columns("prefill.logits", model.vocab, chunk)?;
         walk.put(Mode::Prefill, prefill_program.clone());
         walk.all_logits(lm_head, lm_bias, norm, all);
         with_logits = walk.take(Mode::Prefill);
-        with_logits.hidden = prefill.h;
         with_logits.logits = Some(all);
     }
     let mut rounds = [Program::default(), Program::default()];
     let mut prefills = [prefill_program, Program::default()];
     if options.drafts != 0 {
-        let judge = decode_program.widened(columns);
+        let judge = decode_program.whole().widened(columns);
         rounds[0] = judge.clone();
         if let Some(mtp) = head {
             let network = Network {
@@ -163,13 +172,13 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
     }
     let [round, other_round] = rounds;
     let [prefill_program, other_prefill] = prefills;
-    let Walk { b, .. } = walk;
+    let Walk { b, mut masking, .. } = walk;
     let recurs = model
         .layers
         .iter()
         .any(|layer| matches!(layer.mixer, Mixer::DeltaNet(_)));
     let kept_states = b.kept_states();
-    Ok(Plan {
+    let plan = Plan {
         buffers: b.buffers,
         matrices: b.matrices,
         vectors: b.vectors,
@@ -190,7 +199,65 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         vocab: model.vocab as u32,
         hidden: model.hidden as u32,
         kept_states: recurs.then_some(kept_states),
-    })
+        masking: None,
+        lists: Vec::new(),
+    };
+    if model.masks.masks.iter().all(Mask::is_open) {
+        return Ok(plan);
+    }
+    masking.programs = plan.programs.clone();
+    masking.visits = visits(model);
+    masking.drafts = plan.drafts;
+    let plan = Plan {
+        masking: Some(Arc::new(masking)),
+        ..plan
+    };
+    plan.with_mask(None)
+}
+
+/// What masks can restrict, by visit.
+fn visits(model: &Model) -> Vec<Visit> {
+    let visit = |(layer, of): (usize, &Layer)| Visit {
+        layer,
+        neurons: match &of.ffn {
+            FeedForward::Dense(ffn) => Some(ffn.down.cols),
+            FeedForward::Moe(_) => None,
+        },
+        heads: match &of.mixer {
+            Mixer::Attention(attention) => Some(attention.heads),
+            Mixer::DeltaNet(_) => None,
+        },
+        experts: match &of.ffn {
+            FeedForward::Dense(_) => None,
+            FeedForward::Moe(moe) => Some(moe.experts.len()),
+        },
+    };
+    (0..model.loops)
+        .flat_map(|_| model.layers.iter().enumerate().map(visit))
+        .collect()
+}
+
+impl Walk<'_> {
+    /// One layer, and what stands for it where a mask turns it off.
+    fn layer(&mut self, place: Place, layer: &Layer, [norm, next_norm]: [VectorId; 2]) -> Result<()> {
+        let from = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
+        let ffn_norm = self.vector(format!("layer.{:02}.ffn.norm", place.layer), layer.ffn_norm);
+        match &layer.mixer {
+            Mixer::Attention(attention) => self.attention(place, layer, attention, [norm, ffn_norm])?,
+            Mixer::DeltaNet(net) => self.delta_net(place, layer, net, [norm, ffn_norm])?,
+        }
+        self.ffn(place, layer, ffn_norm, next_norm)?;
+        if self.may_be_off(place) {
+            for mode in [Mode::Decode, Mode::Prefill] {
+                self.only(mode, from[mode as usize], When::Layer(place.layer));
+                let bypass = self.at(mode);
+                self.ready(mode, next_norm, &format!("{place}.off"));
+                self.only(mode, bypass, When::Bypass(place.layer));
+            }
+        }
+        self.end_layer();
+        Ok(())
+    }
 }
 
 /// The lists of a plan while it is made.
@@ -243,7 +310,7 @@ impl Builder<'_> {
                 ctl,
                 h: buffer("h", model.hidden)?,
                 x: buffer("x", model.hidden)?,
-                y: if post_norms {
+                y: if post_norms || model.loop_norm {
                     buffer("y", model.hidden)?
                 } else {
                     squares
@@ -302,7 +369,12 @@ impl Builder<'_> {
         self.floats(label, elements.next_multiple_of(32) * columns)
     }
 
+    /// A vector; the one there is, where a layer is applied again.
     pub(super) fn vector(&mut self, label: String, pieces: Vec<Piece>, add: f32) -> VectorId {
+        let mut known = self.vectors.iter();
+        if let Some(known) = known.position(|vector| vector.pieces == pieces && vector.add == add) {
+            return known;
+        }
         self.vectors.push(Vector { label, pieces, add });
         self.vectors.len() - 1
     }
@@ -329,7 +401,12 @@ impl Builder<'_> {
         Ok(self.add_matrix(matrix))
     }
 
+    /// Takes a weight in; the one there is, where a layer is applied again.
     pub(super) fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
+        let mut known = self.matrices.iter();
+        if let Some(known) = known.position(|known| known.is_same(&matrix)) {
+            return known;
+        }
         self.matrices.push(matrix);
         self.matrices.len() - 1
     }

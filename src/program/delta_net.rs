@@ -1,5 +1,6 @@
 //! Gated DeltaNet layers as steps: projections, the recurrence, output.
 
+use super::place::Place;
 use super::walk::{Mode, Walk};
 use super::{Bind, Fill, Piece, VectorId};
 use crate::error::{Result, bail};
@@ -71,16 +72,16 @@ impl Walk<'_> {
     /// Both modes of h += delta_net(norm(h)).
     pub(super) fn delta_net(
         &mut self,
-        number: usize,
+        place: Place,
         layer: &Layer,
         net: &DeltaNet,
         [norm, next_norm]: [VectorId; 2],
     ) -> Result<()> {
-        let name = |part: &str| format!("layer.{number:02}.gdn.{part}");
+        let name = |part: &str| format!("{place}.gdn.{part}");
         if net.key_heads == 0 || !net.value_heads.is_multiple_of(net.key_heads) {
             bail!(
                 UnsupportedModel,
-                "layer {number}: {} value heads for {} key heads",
+                "{place}: {} value heads for {} key heads",
                 net.value_heads,
                 net.key_heads
             );

@@ -5,6 +5,7 @@
 //! the place of h. A round begins with the positions that were decoded since the last one, now with the network's own h;
 //! whatever a rejected draft left in the caches lies behind the position and is overwritten.
 
+use super::place::Place;
 use super::walk::{AS_IT_IS, DecodeNorm, Mode, Scratch, Source, Walk};
 use super::{Bind, BufferId, MatrixId, Program, Stacking, Step, VectorId};
 use crate::error::{Result, bail};
@@ -35,8 +36,8 @@ impl DraftHead {
             round.extend(judge.steps.iter().cloned());
             rounds[i] = Program {
                 steps: round,
-                layer_ends: Vec::new(),
-                ..*judge
+                logits: judge.logits,
+                ..Program::default()
             };
             prefills[i] = prefill.clone();
             prefills[i].steps.extend(head);
@@ -153,14 +154,19 @@ impl Walk<'_> {
         self.prep(self.decode.h, norms[0]);
         self.prefill_normed = false;
         for (i, layer) in mtp.layers.iter().enumerate() {
+            let place = Place {
+                layer: first + i,
+                pass: 0,
+                visit: None,
+            };
             let ffn_norm = self.vector(format!("layer.{:02}.ffn.norm", first + i), layer.ffn_norm);
             match &layer.mixer {
                 Mixer::Attention(attention) => {
-                    self.attention(first + i, layer, attention, [norms[i], ffn_norm])?;
+                    self.attention(place, layer, attention, [norms[i], ffn_norm])?;
                 }
                 Mixer::DeltaNet(_) => bail!(UnsupportedModel, "a draft head with linear attention"),
             }
-            self.ffn(first + i, layer, ffn_norm, norms[i + 1])?;
+            self.ffn(place, layer, ffn_norm, norms[i + 1])?;
         }
         Ok((self.take(Mode::Decode).steps, self.take(Mode::Prefill).steps))
     }

@@ -1,5 +1,7 @@
 //! Gated feed-forward networks as steps: gate and up in one, down with the residual.
 
+use super::masking::Part;
+use super::place::{Masked, Place, Side};
 use super::walk::{Mode, Source, Walk};
 use super::{Bind, Matrix, Piece, Stacking, VectorId};
 use crate::error::{Result, bail};
@@ -8,24 +10,24 @@ use crate::model::{Activation, FeedForward, Ffn, GateUp, Layer, Linear};
 
 impl Walk<'_> {
     /// Both modes of h += ffn(norm(h)).
-    pub(super) fn ffn(&mut self, number: usize, layer: &Layer, norm: VectorId, next_norm: VectorId) -> Result<()> {
+    pub(super) fn ffn(&mut self, place: Place, layer: &Layer, norm: VectorId, next_norm: VectorId) -> Result<()> {
         match &layer.ffn {
-            FeedForward::Dense(ffn) => self.dense(number, layer, ffn, norm, next_norm),
-            FeedForward::Moe(moe) => self.moe(number, layer, moe, norm, next_norm),
+            FeedForward::Dense(ffn) => self.dense(place, layer, ffn, norm, next_norm),
+            FeedForward::Moe(moe) => self.moe(place, layer, moe, norm, next_norm),
         }
     }
 
-    fn dense(&mut self, number: usize, layer: &Layer, ffn: &Ffn, norm: VectorId, next_norm: VectorId) -> Result<()> {
-        let name = |part: &str| format!("layer.{number:02}.ffn.{part}");
+    fn dense(&mut self, place: Place, layer: &Layer, ffn: &Ffn, norm: VectorId, next_norm: VectorId) -> Result<()> {
+        let name = |part: &str| format!("{place}.ffn.{part}");
         let width = ffn.down.cols;
+        let neurons = self.masked(place, Part::Neurons, width, 1);
         // The up biases begin at a whole vector.
         let bias_up = width.next_multiple_of(4);
         let (matrix, biases) = match &ffn.gate_up {
             GateUp::Split(gate, up) => {
                 if self.b.gate_up_apart(layer)? {
-                    self.gate_up_apart(&name, [gate, up], norm)?;
-                    let x = [self.decode.act, self.prefill.act];
-                    return self.residual(&name("down"), &ffn.down, x, layer.ffn_post_norm, next_norm);
+                    self.gate_up_apart(&name, [gate, up], norm, neurons)?;
+                    return self.down(&name, layer, ffn, neurons, next_norm);
                 }
                 let parts = [gate.weight, up.weight];
                 let matrix = self.b.matrix(name("gate_up"), &parts, Stacking::Pair)?;
@@ -33,10 +35,7 @@ impl Walk<'_> {
             }
             GateUp::Fused(both) => {
                 if both.bias.is_some() {
-                    bail!(
-                        UnsupportedModel,
-                        "layer {number}: a bias of a fused gate and up projection"
-                    );
+                    bail!(UnsupportedModel, "{place}: a bias of a fused gate and up projection");
                 }
                 let parts = [both.weight; 2];
                 (self.b.matrix(name("gate_up"), &parts, Stacking::Halves)?, [None; 2])
@@ -82,7 +81,9 @@ impl Walk<'_> {
                 bias,
                 Bind::Buffer(self.decode.act),
             ];
+            let from = self.at(Mode::Decode);
             self.push(Mode::Decode, &name("gate_up"), op, Some(planes), bindings);
+            self.narrow(from, neurons, Side::Rows)?;
             let op = Op::MatmulGlu(kernel::MatmulGlu {
                 rows,
                 units,
@@ -103,12 +104,33 @@ impl Walk<'_> {
             ];
             self.push(Mode::Prefill, &name("gate_up"), op, Some(planes), bindings);
         }
+        let y = [self.decode.act, self.prefill.act];
+        self.silence(&[Mode::Prefill], &name("neurons"), y, neurons, width)?;
+        self.down(&name, layer, ffn, neurons, next_norm)
+    }
+
+    fn down(
+        &mut self,
+        name: &dyn Fn(&str) -> String,
+        layer: &Layer,
+        ffn: &Ffn,
+        neurons: Option<Masked>,
+        next_norm: VectorId,
+    ) -> Result<()> {
         let x = [self.decode.act, self.prefill.act];
-        self.residual(&name("down"), &ffn.down, x, layer.ffn_post_norm, next_norm)
+        let from = self.at(Mode::Decode);
+        self.residual(&name("down"), &ffn.down, x, layer.ffn_post_norm, next_norm)?;
+        self.narrow(from, neurons, Side::Cols)
     }
 
     /// Gate and up projections of different device layouts: a product each, then the gate.
-    fn gate_up_apart(&mut self, name: &dyn Fn(&str) -> String, both: [&Linear; 2], norm: VectorId) -> Result<()> {
+    fn gate_up_apart(
+        &mut self,
+        name: &dyn Fn(&str) -> String,
+        both: [&Linear; 2],
+        norm: VectorId,
+        neurons: Option<Masked>,
+    ) -> Result<()> {
         self.norm(norm, &name("norm"));
         let vectors = Self::vectors_of(both[0].rows);
         let (decode, prefill) = (self.decode, self.prefill);
@@ -119,7 +141,9 @@ impl Walk<'_> {
             let bias = self.b.biases(format!("{label}.bias"), &[linear])?;
             let from = Source { matrix, bias, row0: 0 };
             let decode_norm = self.decode_norm();
+            let begin = self.at(Mode::Decode);
             self.matvec(from, decode.x, decode_norm, (y[0], vectors), &label);
+            self.narrow(begin, neurons, Side::Rows)?;
             self.matmul(from, prefill.x, y[1], vectors, &label);
         }
         let gelu = u32::from(self.model.activation == Activation::GeluTanh);
@@ -133,6 +157,13 @@ impl Walk<'_> {
                 bindings,
             );
         }
-        Ok(())
+        let y = [decode.act, prefill.act];
+        self.silence(
+            &[Mode::Decode, Mode::Prefill],
+            &name("neurons"),
+            y,
+            neurons,
+            both[0].rows,
+        )
     }
 }

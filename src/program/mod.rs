@@ -9,12 +9,15 @@ mod build;
 mod delta_net;
 mod draft;
 mod ffn;
+mod masking;
 mod moe;
+mod place;
 mod walk;
 mod weights;
 
 pub use bank::{ABSENT, Slice};
 pub use build::{PlanOptions, plan};
+pub use masking::{Axis, Content, Masking, Part, Target, Visit, When};
 pub use weights::sources;
 
 use crate::container::{TensorId, Tensors};
@@ -22,6 +25,7 @@ use crate::dtype::planes::{Geometry, Planes};
 use crate::error::Result;
 use crate::kernel::{Access, Kv, MAX_COLUMNS, Op};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Positions of one attention block; a test holds it to `shaders/lib/attention.wgsl`.
 pub const ATTENTION_BLOCK: u32 = 64;
@@ -235,6 +239,11 @@ impl Grid {
             Op::Matvec(p) => Grid::Teams(p.rows.div_ceil(4)),
             Op::MatvecAdd(p) => Grid::Teams(p.rows.div_ceil(4)),
             Op::MatvecGlu(p) => Grid::Teams(p.part1.div_ceil(2)),
+            // At most: a mask says how much of it is needed.
+            Op::MatvecSome(p) => Grid::Teams(p.rows.div_ceil(4)),
+            Op::MatvecAddSome(p) => Grid::Teams(p.rows.div_ceil(4)),
+            Op::MatvecGluSome(p) => Grid::Teams(p.part1.div_ceil(2)),
+            Op::Silence(p) => Grid::Threads(p.vectors, 1),
             Op::Matmul(p) => Grid::Threads(p.rows.div_ceil(4), 8),
             Op::MatmulAdd(p) => Grid::Threads(p.rows.div_ceil(4), 8),
             Op::MatmulGlu(p) => Grid::Threads(p.part1.div_ceil(4), 4),
@@ -308,10 +317,16 @@ pub struct Program {
     pub steps: Vec<Step>,
     /// For each layer, how many steps precede its end: after them the residual stream is the layer's output.
     pub layer_ends: Vec<usize>,
-    /// The buffer of the residual stream.
-    pub hidden: BufferId,
+    /// For each layer, the buffer that holds the residual stream then.
+    pub hidden: Vec<BufferId>,
     /// The buffer that holds the logits at the end, if the program makes any.
     pub logits: Option<BufferId>,
+    /// Steps that run only under a mask, or only without; the others always run. Steps of several ranges need all of them.
+    pub conditions: Vec<(Range<usize>, When)>,
+    /// Of steps that were chosen, their numbers among those that were planned; empty where all were.
+    pub numbers: Vec<usize>,
+    /// Steps that read only a share of their weight: so many of so many.
+    pub shares: Vec<(usize, [u64; 2])>,
 }
 
 impl Program {
@@ -412,6 +427,10 @@ pub struct Plan {
     /// Recurrent layers keep their state after so many last positions; `None`: there are no such layers, and a session can
     /// go back to any position.
     pub kept_states: Option<u32>,
+    /// What masks choose the programs from, in a model that has masks.
+    pub masking: Option<Arc<Masking>>,
+    /// The words that buffers begin with under the mask in force, or without one.
+    pub lists: Vec<(BufferId, Vec<u32>)>,
 }
 
 impl Plan {
@@ -437,10 +456,16 @@ impl Plan {
     }
 
     /// Bytes of weights that one run of a program with one column reads: whole matrices, one row of the embedding, and of
-    /// a bank as many experts as a token takes (where a layer has several banks, as many of each as there can be).
+    /// a bank as many experts as a token takes (where a layer has several banks, as many of each as there can be), of a map that
+    /// a mask restricts what is left of it.
     pub fn weight_bytes_read(&self, which: Which) -> u64 {
         let mut bytes = 0;
-        for step in &self.program(which).steps {
+        let program = self.program(which);
+        let mut shares = program.shares.iter().peekable();
+        for (number, step) in program.steps.iter().enumerate() {
+            let [some, all] = shares
+                .next_if(|share| share.0 == number)
+                .map_or([1, 1], |share| share.1);
             for bind in &step.bindings {
                 bytes += match *bind {
                     Bind::Weight(matrix, segment) => {
@@ -455,7 +480,7 @@ impl Plan {
                             Op::MoeMatmulGlu(p) => rows(2 * p.x_entries.min(p.placed) * p.outputs),
                             Op::MoeMatmul(p) => rows(p.top_k.min(p.rows / p.outputs.max(1)) * p.outputs),
                             Op::MatmulGlu(p) => rows((2 * p.part1).min(p.rows)),
-                            _ => whole,
+                            _ => (u128::from(whole) * u128::from(some) / u128::from(all.max(1))) as u64,
                         }
                     }
                     Bind::Vector(vector) => self.vectors[vector].padded_len() as u64 * 4,
@@ -572,6 +597,10 @@ pub trait Executor: Send {
     /// Waits for a run. Tickets are waited for in the order they were given; at most two are open.
     fn wait(&mut self, ticket: Ticket) -> Result<Ctl>;
 
+    /// Runs the programs of another plan from now on: of the one that was realised, chosen by [`Plan::with_mask`]. Nothing is
+    /// made for it.
+    fn select(&mut self, plan: Arc<Plan>) -> Result<()>;
+
     /// Writes words at the start of a buffer, before everything submitted later.
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()>;
 
@@ -615,6 +644,8 @@ impl Plan {
             kv: Kv::F16,
             vocab: 10,
             hidden: 32,
+            masking: None,
+            lists: Vec::new(),
             kept_states,
             drafts: 0,
         }

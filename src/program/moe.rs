@@ -4,6 +4,8 @@
 
 use super::bank::{self, Banks};
 use super::build::Builder;
+use super::masking::{Content, Part};
+use super::place::{Masked, Place};
 use super::walk::{DecodeNorm, Mode, Source, Walk};
 use super::{Bind, BufferId, Fill, Matrix, MatrixId, Stacking, VectorId};
 use crate::error::{Result, bail};
@@ -141,24 +143,25 @@ impl Walk<'_> {
     /// Both modes of h += mixture(norm(h)).
     pub(super) fn moe(
         &mut self,
-        number: usize,
+        place: Place,
         layer: &Layer,
         moe: &Moe,
         norm: VectorId,
         next_norm: VectorId,
     ) -> Result<()> {
-        let name = |part: &str| format!("layer.{number:02}.ffn.{part}");
+        let name = |part: &str| format!("{place}.ffn.{part}");
         if layer.ffn_post_norm.is_some() {
             bail!(
                 UnsupportedModel,
-                "layer {number}: a norm behind a mixture of experts is not supported yet"
+                "{place}: a norm behind a mixture of experts is not supported yet"
             );
         }
         let Some(scratch) = self.moe else {
-            bail!(UnsupportedModel, "layer {number} has no buffers for its experts")
+            bail!(UnsupportedModel, "{place} has no buffers for its experts")
         };
         let layout = Layout::of(&self.b, moe)?;
         let Banks { banks, shared } = bank::banks(&self.b, moe, &name)?;
+        let routable = self.masked(place, Part::Experts, moe.experts.len(), 1);
         let mut placed = Vec::new();
         let mut shared_matrix = None;
         for (i, bank) in banks.into_iter().enumerate() {
@@ -177,7 +180,14 @@ impl Walk<'_> {
                 places: bank.places,
                 bias: moe.expert_bias,
             };
+            let whole = match routable {
+                Some(_) => fill.expert_words(self.b.tensors)?,
+                None => Vec::new(),
+            };
             let table = self.b.buffer(name(&format!("experts.{i}.table")), bytes, fill)?;
+            if let Some(masked) = routable {
+                self.fill_by_mask(masked.visit, masked.part, table, Content::Table(whole));
+            }
             let gate_up = self.b.add_matrix(bank.gate_up);
             if bank.has_shared {
                 shared_matrix = Some(gate_up);
@@ -200,7 +210,7 @@ impl Walk<'_> {
             gelu: u32::from(self.model.activation == Activation::GeluTanh),
         };
         self.norm(norm, &name("norm"));
-        self.router(&mixture, &name)?;
+        self.router(&mixture, &name, routable)?;
         self.decode_experts(&mixture, &name, next_norm);
         self.prefill_experts(&mixture, &name);
         if let Some(shared) = &moe.shared {
@@ -222,7 +232,7 @@ impl Walk<'_> {
     }
 
     /// Logits of the experts and of the shared expert's weight.
-    fn router(&mut self, mixture: &Mixture, name: &dyn Fn(&str) -> String) -> Result<()> {
+    fn router(&mut self, mixture: &Mixture, name: &dyn Fn(&str) -> String, routable: Option<Masked>) -> Result<()> {
         let Mixture {
             moe, layout, scratch, ..
         } = mixture;
@@ -248,8 +258,12 @@ impl Walk<'_> {
             };
             let norm = self.decode_norm();
             let stride = Self::vectors_of(layout.logits);
+            let begin = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
             self.matvec(from, self.decode.x, norm, (scratch.router, stride), &label);
             self.matmul(from, self.prefill.x, scratch.routers, stride, &label);
+            if row0 == 0 {
+                self.narrow_router(begin, routable, &label)?;
+            }
         }
         Ok(())
     }

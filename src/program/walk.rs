@@ -2,7 +2,7 @@
 
 use super::build::Builder;
 use super::moe::MoeScratch;
-use super::{Bind, BufferId, Fixed, Grid, Matrix, MatrixId, Piece, Program, Stacking, Step, VectorId};
+use super::{Bind, BufferId, Fixed, Grid, Masking, Matrix, MatrixId, Piece, Program, Stacking, Step, VectorId, When};
 use crate::container::TensorId;
 use crate::dtype::planes::Planes;
 use crate::error::Result;
@@ -68,6 +68,8 @@ pub(super) struct Walk<'a> {
     pub(super) prefill_normed: bool,
     /// Buffers of mixtures of experts, where the network has any.
     pub(super) moe: Option<MoeScratch>,
+    /// What masks fill, and what they can restrict.
+    pub(super) masking: Masking,
     programs: [Program; 2],
 }
 
@@ -91,6 +93,7 @@ impl<'a> Walk<'a> {
             decode_normed: false,
             prefill_normed: false,
             moe: None,
+            masking: Masking::default(),
             programs: Default::default(),
         }
     }
@@ -104,8 +107,10 @@ impl<'a> Walk<'a> {
     }
 
     pub(super) fn end_layer(&mut self) {
-        for program in &mut self.programs {
+        let streams = [self.decode.h, self.prefill.h];
+        for (program, stream) in self.programs.iter_mut().zip(streams) {
             program.layer_ends.push(program.steps.len());
+            program.hidden.push(stream);
         }
     }
 
@@ -118,7 +123,27 @@ impl<'a> Walk<'a> {
             bindings,
             columns: 1,
         };
+        self.push_step(mode, step);
+    }
+
+    pub(super) fn push_step(&mut self, mode: Mode, step: Step) {
         self.programs[mode as usize].steps.push(step);
+    }
+
+    /// The steps of a program so far.
+    pub(super) fn steps(&self, mode: Mode) -> &[Step] {
+        &self.programs[mode as usize].steps
+    }
+
+    /// How many steps a program has so far.
+    pub(super) fn at(&self, mode: Mode) -> usize {
+        self.steps(mode).len()
+    }
+
+    /// The steps from `from` on run only under a condition.
+    pub(super) fn only(&mut self, mode: Mode, from: usize, when: When) {
+        let range = from..self.at(mode);
+        self.programs[mode as usize].only(range, when);
     }
 
     pub(super) fn scratch(&self, mode: Mode) -> Scratch {
@@ -224,6 +249,32 @@ impl<'a> Walk<'a> {
             Bind::Buffer(to),
         ];
         self.push(mode, label, op, None, bindings);
+    }
+
+    /// Readies the stream as it is for `next_norm`, as the last step of a layer does.
+    pub(super) fn ready(&mut self, mode: Mode, next_norm: VectorId, label: &str) {
+        let to = (self.scratch(mode).x, Self::vectors_of(self.model.hidden), 0);
+        match mode {
+            Mode::Decode if !self.decode_normed => self.prep(self.decode.h, next_norm),
+            Mode::Decode => self.norm_into(mode, self.decode.h, next_norm, to, label),
+            Mode::Prefill if self.prefill_normed => self.norm_into(mode, self.prefill.h, next_norm, to, label),
+            Mode::Prefill => {}
+        }
+    }
+
+    /// Puts the normalised stream in place of the stream, readied for `next_norm`.
+    pub(super) fn between_passes(&mut self, norm: VectorId, next_norm: VectorId, pass: usize) {
+        for scratch in [Mode::Decode, Mode::Prefill] {
+            let Scratch { h, y, .. } = self.scratch(scratch);
+            let to = (y, Self::vectors_of(self.model.hidden), 0);
+            self.norm_into(scratch, h, norm, to, &format!("pass.{pass}.norm"));
+        }
+        // A buffer cannot be read and written by one step, so the stream moves to the other one.
+        for scratch in [&mut self.decode, &mut self.prefill] {
+            std::mem::swap(&mut scratch.h, &mut scratch.y);
+        }
+        self.prep(self.decode.h, next_norm);
+        self.prefill_normed = false;
     }
 
     /// How the readers of `decode.x` find its norm.

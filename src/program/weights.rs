@@ -14,6 +14,18 @@ pub(super) fn planes(tensors: &dyn Tensors, tensor: TensorId) -> Result<Planes> 
 }
 
 impl Matrix {
+    /// Whether both hold the same rows in the same places.
+    pub(super) fn is_same(&self, other: &Matrix) -> bool {
+        let runs = |matrix: &Matrix| {
+            matrix
+                .segments
+                .iter()
+                .map(|s| (s.row0, s.runs.clone()))
+                .collect::<Vec<_>>()
+        };
+        self.parts == other.parts && self.planes == other.planes && runs(self) == runs(other)
+    }
+
     /// Stacks tensors of one device layout and width, in segments of at most `max_binding` bytes a plane. Both
     /// tensors of a pair are cut at the same rows.
     ///

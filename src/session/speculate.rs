@@ -98,6 +98,15 @@ impl Drafting {
         }
     }
 
+    /// Another choice of steps runs: it may have no rounds.
+    pub fn begin_with(&mut self, plan: &Plan) {
+        let only_while_it_pays = self.only_while_it_pays;
+        *self = Drafting {
+            only_while_it_pays,
+            ..Drafting::new(plan)
+        };
+    }
+
     /// A prompt begins at position 0: the head will see all of it.
     pub fn begin_anew(&mut self) {
         self.resting = false;

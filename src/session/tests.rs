@@ -29,6 +29,10 @@ impl Executor for Pretender {
         self.submit_part(which, 0..STEPS, extent)
     }
 
+    fn select(&mut self, _: Arc<Plan>) -> Result<()> {
+        Ok(())
+    }
+
     fn submit_part(&mut self, _: Which, steps: Range<usize>, _: Extent) -> Result<Ticket> {
         std::thread::sleep(self.step * steps.len() as u32);
         let mut log = self.log.lock().unwrap();

@@ -145,16 +145,48 @@ fn info_shows_what_cannot_be_run_and_says_why() {
     assert!(!skill["skills"].as_array().unwrap().is_empty());
     let masked = run(&["info", &path("qwen2-q8_row-densemasks.cmf"), "--json"]).json();
     assert!(masked["masks"][0]["name"] == "general", "{}", masked["masks"]);
-    let answer = run(&["run", &path("qwen2-q8_row-densemasks.cmf"), "-p", "x", "-n", "1"]);
-    assert!(
-        answer.stderr.contains("note: the file has task masks"),
-        "{}",
-        answer.stderr
-    );
+    let shown = run(&["info", &path("qwen2-q8_row-densemasks.cmf")]).stdout;
+    assert!(shown.contains("general is active by default"), "{shown}");
     let shards = run(&["info", &path("llama_tied-q8_row-sharded-00002-of-00003.cmf"), "--json"]).json();
     assert_eq!(shards["shards"].as_array().unwrap().len(), 3);
     let mtp = run(&["info", &path("qwen3_mtp-q8-appended.cmf"), "--json"]).json();
     assert!(mtp["mtp"]["num_layers"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_task_is_chosen_by_name() {
+    let model = fixture("interop").join("qwen2-q8_row-densemasks.cmf");
+    let model = model.to_str().unwrap();
+    let answer = |task: &[&str]| {
+        let prompt = [
+            "--prompt-tokens",
+            "51,457,310,294,82,262,220",
+            "--greedy",
+            "-n",
+            "4",
+            "--device",
+            "cpu",
+        ];
+        run(&[&["run", model, "--json"], &prompt[..], task].concat())
+    };
+    let unmeasured = "how good the model is with its mask was not measured";
+    let general = answer(&[]);
+    assert!(
+        general.stderr.contains("task general") && general.stderr.contains(unmeasured),
+        "{}",
+        general.stderr
+    );
+    assert_eq!(general.json()["tokens"], serde_json::json!([543, 447, 216, 259]));
+    let narrow = answer(&["--task", "narrow"]);
+    assert!(!narrow.stderr.contains(unmeasured), "{}", narrow.stderr);
+    assert_eq!(narrow.json()["tokens"], serde_json::json!([259, 486, 228, 200]));
+    let full = answer(&["--task", "none"]);
+    assert!(!full.stderr.contains("task"), "{}", full.stderr);
+    assert_eq!(full.json()["tokens"], serde_json::json!([366, 128, 19, 177]));
+    let bytes = |run: Value| run["counters"]["weight_bytes"].as_u64().unwrap();
+    assert!(bytes(narrow.json()) < bytes(general.json()) && bytes(general.json()) < bytes(full.json()));
+    let message = answer(&["--task", "poetry"]).fails(2, "Usage");
+    assert!(message.contains("general, narrow"), "{message}");
 }
 
 #[test]

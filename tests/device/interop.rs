@@ -62,12 +62,20 @@ fn check(dir: &Path, entry: &Value) -> usize {
             false => Box::new(GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut |_, _| Ok(())).unwrap()),
         };
         let mut session = Session::new(plan, executor);
+        let masks = tensors.masks().cloned().unwrap_or_default();
         for run in entry["runs"]
             .as_array()
             .unwrap()
             .iter()
-            .filter(|run| run["kind"] == "backbone")
+            .filter(|run| run["kind"] != "skill")
         {
+            let mask = match run["kind"].as_str() {
+                Some("task") => Some(masks.find(run["task"].as_str().unwrap()).unwrap()),
+                Some("default") => masks.default_mask(),
+                _ => None,
+            };
+            let plan = session.plan().with_mask(mask).unwrap();
+            session.select(plan).unwrap();
             let (prompt, wanted) = (tokens(&run["prompt"]), tokens(&run["tokens"]));
             let found = greedy(&mut session, &prompt, wanted.len());
             compared += 1;
@@ -94,6 +102,6 @@ fn models_of_another_writer_say_what_it_recorded() {
             compared += check(&dir, entry);
         }
     }
-    // Five files, three prompts each, on two executors; two of them with drafts too.
-    assert_eq!(compared, 42);
+    // Six files, three prompts each, on two executors; one of them with drafts too, one with two masks and a default one.
+    assert_eq!(compared, 42 + 2 * 3 * 3);
 }

@@ -8,6 +8,7 @@ mod goldens;
 mod host;
 mod interop;
 mod invariance;
+mod masks;
 mod mixed;
 mod parity;
 mod recurrent;

@@ -6,8 +6,13 @@ use crate::container::{TensorId, Tensors};
 use crate::error::Result;
 use crate::kernel::{self, Op};
 use crate::parity::cases::{Linear, Product};
-use crate::program::{Bind, BufferId, Matrix, Piece, Stacking};
+use crate::program::{Axis, Bind, BufferId, Content, Matrix, Piece, Stacking};
 use std::sync::Arc;
+
+/// Whether a list names this block of rows, unit of columns, or output.
+fn is_named(number: usize) -> bool {
+    number % 3 != 1
+}
 
 impl Maker {
     pub(super) fn linear(&mut self, spec: &Linear, max_binding: u64) -> Result<Arc<dyn Tensors>> {
@@ -48,6 +53,7 @@ impl Maker {
         let squares_in = self.buffer("squares.in", sums_in * wide);
         let y = self.buffer("y", y_len * wide);
         let (hg, squares) = (self.buffer("hg", y_len * wide), self.buffer("squares", sums * wide));
+        let mut lists = Vec::new();
         for (i, segment) in matrix.segments.iter().enumerate() {
             let (rows, units, row0) = (segment.geometry.rows as u32, units as u32, segment.row0);
             let [_, part1, part2] = segment.part_rows;
@@ -95,6 +101,37 @@ impl Maker {
                     gelu,
                     y_stride,
                 }),
+                Product::MatvecSome => Op::MatvecSome(kernel::MatvecSome {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    square_vectors,
+                    inv_cols,
+                    eps,
+                    has_bias,
+                }),
+                Product::MatvecAddSome => Op::MatvecAddSome(kernel::MatvecAddSome {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                }),
+                Product::MatvecGluSome => Op::MatvecGluSome(kernel::MatvecGluSome {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    square_vectors,
+                    inv_cols,
+                    eps,
+                    has_bias,
+                    bias_up,
+                    gelu,
+                }),
                 Product::Matmul => Op::Matmul(kernel::Matmul {
                     rows,
                     units,
@@ -125,16 +162,44 @@ impl Maker {
                     gelu,
                 }),
             };
+            let axis = |first: u32, len: usize, per: usize, limit: usize| Axis {
+                first: first as usize,
+                len,
+                per,
+                limit,
+            };
+            let content = match spec.product {
+                Product::MatvecSome => Some(Content::Listed {
+                    rows: axis(row0, rows as usize, 4, outputs),
+                    cols: axis(0, spec.cols, 32, spec.cols),
+                }),
+                Product::MatvecAddSome => Some(Content::Listed {
+                    rows: Axis::whole(rows as usize),
+                    cols: axis(0, spec.cols, 32, spec.cols),
+                }),
+                Product::MatvecGluSome => Some(Content::Outputs(axis(row0, part1 as usize, 1, outputs))),
+                _ => None,
+            };
+            let list = content.map(|content| {
+                let list = self.buffer("list", content.len());
+                lists.push((list, content.words(&is_named)));
+                Bind::Buffer(list)
+            });
             let mut bindings = vec![Bind::Weight(0, i)];
             let buffers: &[BufferId] = match spec.product {
-                Product::Matvec | Product::MatvecGlu => &[x, squares_in],
-                Product::MatvecAdd => &[x],
+                Product::Matvec | Product::MatvecGlu | Product::MatvecSome | Product::MatvecGluSome => &[x, squares_in],
+                Product::MatvecAdd | Product::MatvecAddSome => &[x],
                 Product::Matmul | Product::MatmulAdd | Product::MatmulGlu => &[CTL, x],
             };
             bindings.extend(buffers.iter().map(|&buffer| Bind::Buffer(buffer)));
-            bindings.push(bias);
+            bindings.extend(list);
+            if spec.product != Product::MatvecAddSome {
+                bindings.push(bias);
+            }
             match spec.product {
-                Product::MatvecAdd => bindings.extend([g, Bind::Buffer(y), Bind::Buffer(hg), Bind::Buffer(squares)]),
+                Product::MatvecAdd | Product::MatvecAddSome => {
+                    bindings.extend([g, Bind::Buffer(y), Bind::Buffer(hg), Bind::Buffer(squares)])
+                }
                 _ => bindings.push(Bind::Buffer(y)),
             }
             self.step(op, bindings);
@@ -142,6 +207,7 @@ impl Maker {
                 self.widen(wide as u32);
             }
         }
+        let has_overlay = matrix.planes.shaders().contains(&"group_overlay");
         let signs = match stacked {
             1 => self.first_row(&*tensors, parts[0])?,
             _ => Vec::new(),
@@ -160,7 +226,16 @@ impl Maker {
                     *value = f32::from_bits(*value).abs().copysign(*sign).to_bits();
                 }
             }
+            // Overlays are summed whole, so what a list leaves out must be zero for them.
+            if !lists.is_empty() && spec.product != Product::MatvecGluSome && has_overlay {
+                for (unit, values) in values.chunks_exact_mut(32).enumerate() {
+                    if !is_named(unit) {
+                        values.fill(0);
+                    }
+                }
+            }
             let mut inputs = vec![(x, values)];
+            inputs.extend(lists.iter().cloned());
             if spec.norm {
                 let count = spec.cols.div_ceil(4);
                 let mut all = Vec::new();
@@ -171,7 +246,10 @@ impl Maker {
                 }
                 inputs.push((squares_in, all));
             }
-            if matches!(spec.product, Product::MatvecAdd | Product::MatmulAdd) {
+            if matches!(
+                spec.product,
+                Product::MatvecAdd | Product::MatvecAddSome | Product::MatmulAdd
+            ) {
                 let mut values = padded(&mut self.random, n, outputs, y_len, 1.0);
                 if stacked == 1 {
                     values.iter_mut().for_each(|value| *value &= !(1 << 31));
