@@ -256,9 +256,12 @@ impl Program {
         }
     }
 
-    /// The steps that run without a mask.
+    /// A program of its own of the steps that run without a mask.
     pub(super) fn whole(&self) -> Program {
-        self.chosen(&|when| matches!(when, When::Layer(_) | When::Whole(..)))
+        Program {
+            numbers: Vec::new(),
+            ..self.chosen(&|when| matches!(when, When::Layer(_) | When::Whole(..)))
+        }
     }
 
     /// The condition of the steps of a range.

@@ -39,7 +39,7 @@ fn calls_that_make_no_sense_are_usage_errors() {
         run(&["--task", "poetry"]),
         run(&["--skill", "auto"]),
         run(&["--blend", "a:1"]),
-        run(&["--spec", "4"]),
+        run(&["--spec", "8"]),
         run(&["--repeat-penalty", "0"]),
         run(&["--presence-penalty", "nan"]),
         run(&["--frequency-penalty", "-101"]),
