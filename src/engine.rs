@@ -5,7 +5,7 @@
 mod place;
 mod task;
 
-pub use place::{LoadProgress, Placed, Placement, check_budget, open_device};
+pub use place::{LoadProgress, Placed, Placement, check_budget, open_device, planned};
 
 use crate::container::{Container, Tensors};
 use crate::error::{Result, bail};

@@ -387,13 +387,18 @@ pub fn counters_json(decode: &Counters, runs: u64, totals: &Counters, placement:
 /// The most memory this process ever had, where the system says so, without what a software adapter keeps in it as device
 /// memory.
 fn peak_host_bytes(totals: &Counters, placement: &Placement) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     let device = if placement.kind == "software" {
         totals.gpu_bytes
     } else {
         0
     };
-    Some(kib.checked_mul(1024)?.saturating_sub(device))
+    Some(peak_bytes()?.saturating_sub(device))
+}
+
+/// The most memory this process ever had, where the system says so.
+pub fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }

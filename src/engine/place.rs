@@ -4,7 +4,7 @@ use super::task::{self, Task};
 use crate::budget::available_memory;
 use crate::container::{Arch, Tensors};
 use crate::error::{Result, bail};
-use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor};
+use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor, MAX_BINDING};
 use crate::host::HostExecutor;
 use crate::kernel::MAX_COLUMNS;
 use crate::model::{self, Model};
@@ -251,13 +251,33 @@ pub fn open_device(options: &LoadOptions) -> Result<(Option<Arc<Device>>, Option
     }
 }
 
+/// The network, and the plan that a GPU with the usual limits gets: no device is opened, nothing is allocated, and of most
+/// types no weight is read.
+///
+/// Errors: as [`Placed::new`], less what a device has to say.
+pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<(Model, Plan)> {
+    let Network { model, ctx } = Network::of(arch, tensors, options)?;
+    let all = PlanOptions {
+        drafts: drafts(options, &model)?,
+        ..plan_options_for(options, true, MAX_BINDING, ctx)
+    };
+    let plan = program::plan(&model, tensors, &all)?;
+    check_limit(options, plan.weight_bytes(), &plan)?;
+    Ok((model, plan))
+}
+
 fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> PlanOptions {
     let hardware = device.is_some_and(|device| device.kind != DeviceKind::Software);
+    let max_binding = device.map_or(u64::MAX / 2, Device::max_binding);
+    plan_options_for(options, hardware, max_binding, ctx)
+}
+
+fn plan_options_for(options: &LoadOptions, hardware: bool, max_binding: u64, ctx: u32) -> PlanOptions {
     PlanOptions {
         ctx,
         chunk: if hardware { CHUNK_HARDWARE } else { CHUNK_SOFTWARE },
         kv: options.kv,
-        max_binding: device.map_or(u64::MAX / 2, Device::max_binding),
+        max_binding,
         all_logits: options.all_logits,
         drafts: 0,
     }
@@ -276,23 +296,9 @@ fn drafts(options: &LoadOptions, model: &Model) -> Result<u32> {
 
 /// Compares a plan with the memory there is, before anything is allocated. Errors: `OutOfMemory`, with both sizes.
 pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
-    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let weights = if device.is_some() { plan.weight_bytes() } else { 0 };
     let need = weights + plan.buffer_bytes();
-    let help = |have: u64| match weights > have {
-        true => "the weights alone need more, a smaller quantisation would help",
-        false => "a smaller --ctx would help",
-    };
-    if let Some(limit) = options.vram_mb
-        && need > limit.saturating_mul(1 << 20)
-    {
-        bail!(
-            OutOfMemory,
-            "the plan needs {} MiB, --vram-mb allows {limit}; {}",
-            mib(need),
-            help(limit.saturating_mul(1 << 20))
-        );
-    }
+    check_limit(options, weights, plan)?;
     let shares_host_memory =
         device.is_none_or(|device| matches!(device.kind, DeviceKind::Software | DeviceKind::Integrated));
     if shares_host_memory
@@ -304,8 +310,36 @@ pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan)
             "the plan needs {} MiB, {} MiB are free; {}",
             mib(need),
             mib(free),
-            help(free)
+            help(weights, free)
         );
     }
     Ok(())
+}
+
+/// Compares a plan, of whose weights so many bytes are on the device, with what the options allow. Errors: `OutOfMemory`.
+fn check_limit(options: &LoadOptions, weights: u64, plan: &Plan) -> Result<()> {
+    let need = weights + plan.buffer_bytes();
+    if let Some(limit) = options.vram_mb
+        && need > limit.saturating_mul(1 << 20)
+    {
+        bail!(
+            OutOfMemory,
+            "the plan needs {} MiB, --vram-mb allows {limit}; {}",
+            mib(need),
+            help(weights, limit.saturating_mul(1 << 20))
+        );
+    }
+    Ok(())
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// What could be done about too little memory.
+fn help(weights: u64, have: u64) -> &'static str {
+    match weights > have {
+        true => "the weights alone need more, a smaller quantisation would help",
+        false => "a smaller --ctx would help",
+    }
 }

@@ -6,6 +6,7 @@
 mod attention;
 mod bank;
 mod build;
+mod cost;
 mod delta_net;
 mod draft;
 mod ffn;
@@ -18,6 +19,7 @@ mod weights;
 pub use bank::{ABSENT, Slice};
 pub use build::{PlanOptions, plan};
 pub use masking::{Axis, Content, Masking, Part, Target, Visit, When};
+pub use cost::{Cost, ProgramCost};
 pub use weights::sources;
 
 use crate::container::{TensorId, Tensors};
@@ -373,6 +375,19 @@ impl Which {
         Which::OtherPrefill,
         Which::OtherRound,
     ];
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Which::Decode => "decode",
+            Which::Prefill => "prefill",
+            Which::Head => "head",
+            Which::PrefillLogits => "prefill_logits",
+            Which::Round => "round",
+            Which::OtherPrefill => "other_prefill",
+            Which::OtherRound => "other_round",
+        }
+    }
 }
 
 /// Buffers of the draft head.

@@ -13,6 +13,7 @@ mod mixed;
 mod parity;
 mod recurrent;
 mod speculation;
+mod synthetic;
 
 use cmf_gpu::container::Container;
 use cmf_gpu::convert::{Options, convert};
