@@ -1,5 +1,6 @@
 //! A network on a device: planned, compared with the memory there is, uploaded, ready to run. No text here.
 
+use super::paging;
 use super::task::{self, Task};
 use crate::budget::available_memory;
 use crate::container::{Arch, Tensors};
@@ -9,7 +10,7 @@ use crate::host::HostExecutor;
 use crate::kernel::MAX_COLUMNS;
 use crate::model::{self, Model};
 use crate::options::{DeviceChoice, LoadOptions, Speculation};
-use crate::program::{self, Executor, Plan, PlanOptions};
+use crate::program::{Executor, ExpertOptions, Plan, PlanOptions};
 use crate::session::Session;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -102,11 +103,11 @@ impl Placed {
                 drafts,
                 ..plan_options(options, device.as_deref(), ctx)
             };
-            let plan = program::plan(&model, &*tensors, &all)?;
-            check_budget(options, device.as_deref(), &plan)?;
-            Ok(plan)
+            paging::fitted(&model, &*tensors, &all, device.is_some(), &|plan| {
+                check_budget(options, device.as_deref(), plan)
+            })
         };
-        let (plan, undrafted) = match (drafts(options, &model)?, options.speculation) {
+        let ((plan, paged), undrafted) = match (drafts(options, &model)?, options.speculation) {
             // Nobody asked for drafts: what has no room for them runs without.
             (drafts, Speculation::Auto) if drafts != 0 => match planned(drafts) {
                 Ok(plan) => (plan, None),
@@ -126,7 +127,13 @@ impl Placed {
             ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
         };
         let executor: Box<dyn Executor> = match &device {
-            Some(device) => Box::new(GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut upload)?),
+            Some(device) => {
+                let mut executor = GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut upload)?;
+                if !plan.paged.is_empty() {
+                    executor.page_from(tensors)?;
+                }
+                Box::new(executor)
+            }
             None => Box::new(HostExecutor::new(plan.clone(), tensors)?),
         };
         let placement = Placement {
@@ -140,6 +147,7 @@ impl Placed {
                 .chain(notice)
                 .chain(undrafted)
                 .chain(of_task)
+                .chain(paged)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),
@@ -251,19 +259,30 @@ pub fn open_device(options: &LoadOptions) -> Result<(Option<Arc<Device>>, Option
     }
 }
 
-/// The network, and the plan that a GPU with the usual limits gets: no device is opened, nothing is allocated, and of most
-/// types no weight is read.
+/// A network that is planned and not placed.
+pub struct Planned {
+    /// The network.
+    pub model: Model,
+    /// Its programs.
+    pub plan: Plan,
+    /// What should be said about it.
+    pub notice: Option<String>,
+}
+
+/// The plan that a GPU with the usual limits gets: no device is opened, nothing is allocated, and of most types no weight is
+/// read.
 ///
 /// Errors: as [`Placed::new`], less what a device has to say.
-pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<(Model, Plan)> {
+pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Planned> {
     let Network { model, ctx } = Network::of(arch, tensors, options)?;
     let all = PlanOptions {
         drafts: drafts(options, &model)?,
         ..plan_options_for(options, true, MAX_BINDING, ctx)
     };
-    let plan = program::plan(&model, tensors, &all)?;
-    check_limit(options, plan.weight_bytes(), &plan)?;
-    Ok((model, plan))
+    let (plan, notice) = paging::fitted(&model, tensors, &all, true, &|plan| {
+        check_limit(options, plan.weight_bytes(), plan)
+    })?;
+    Ok(Planned { model, plan, notice })
 }
 
 fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> PlanOptions {
@@ -280,6 +299,10 @@ fn plan_options_for(options: &LoadOptions, hardware: bool, max_binding: u64, ctx
         max_binding,
         all_logits: options.all_logits,
         drafts: 0,
+        experts: ExpertOptions {
+            counted: options.count_routes,
+            slots: None,
+        },
     }
 }
 

@@ -4,6 +4,7 @@ mod costs;
 mod device;
 mod exec;
 mod memory;
+mod pager;
 mod probe;
 
 pub use costs::{Costs, costs};

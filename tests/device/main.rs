@@ -10,6 +10,7 @@ mod interop;
 mod invariance;
 mod masks;
 mod mixed;
+mod paging;
 mod parity;
 mod recurrent;
 mod speculation;

@@ -4,7 +4,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::bind;
-use cmf_gpu::program::{PlanOptions, plan};
+use cmf_gpu::program::{ExpertOptions, PlanOptions, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Finish, Generation, Session};
 use cmf_gpu::synthetic::{DeltaShape, ExpertShape, Shape, synthetic};
@@ -43,6 +43,7 @@ fn a_narrow_mixture_with_recurrent_layers_runs() {
         max_binding: device.max_binding(),
         all_logits: false,
         drafts: 0,
+        experts: ExpertOptions::default(),
     };
     let plan = Arc::new(plan(&model, &tensors, &options).unwrap());
     let executor = GpuExecutor::new(device, plan.clone(), &tensors, &mut |_, _| Ok(())).unwrap();

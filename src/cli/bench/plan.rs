@@ -4,7 +4,7 @@ use super::super::output::size;
 use super::super::run::peak_bytes;
 use super::{Args, Context, Form, Outcome, Result, model, usage};
 use cmf_gpu::container::{Arch, Tensors};
-use cmf_gpu::engine::planned;
+use cmf_gpu::engine::{Planned, planned};
 use cmf_gpu::program::Cost;
 use cmf_gpu::synthetic::synthetic;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 pub(super) fn run(args: &Args, context: &mut Context) -> Result {
     let options = args.device.options();
     let told = |arch: &Arch, tensors: &dyn Tensors| -> Result<Told> {
-        let (model, plan) = planned(arch, tensors, &options)?;
+        let Planned { model, plan, notice } = planned(arch, tensors, &options)?;
         Ok(Told {
             name: arch.arch_name.clone(),
             layers: model.layers.len(),
@@ -20,6 +20,7 @@ pub(super) fn run(args: &Args, context: &mut Context) -> Result {
             ctx: plan.ctx,
             chunk: plan.chunk,
             cost: plan.cost(),
+            notice,
         })
     };
     let told = match args.shape()? {
@@ -35,6 +36,9 @@ pub(super) fn run(args: &Args, context: &mut Context) -> Result {
             told(&container.header().arch, &container)?
         }
     };
+    if let Some(notice) = &told.notice {
+        context.out.note(format!("note: {notice}"));
+    }
     let form = if context.out.json { Form::Json } else { args.output };
     match form {
         Form::Json => context.out.json(&told.json(args.device.kv.name()))?,
@@ -66,6 +70,7 @@ struct Told {
     ctx: u32,
     chunk: u32,
     cost: Cost,
+    notice: Option<String>,
 }
 
 impl Told {
