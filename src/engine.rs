@@ -2,10 +2,11 @@
 //!
 //! Several engines can live in one process; nothing here prints, reads the environment or exits.
 
+mod paging;
 mod place;
 mod task;
 
-pub use place::{LoadProgress, Placed, Placement, check_budget, open_device};
+pub use place::{LoadProgress, Placed, Placement, Planned, check_budget, open_device, planned};
 
 use crate::container::{Container, Tensors};
 use crate::error::{Result, bail};
@@ -17,6 +18,7 @@ use crate::sampling::{MAX_STOPS, Sampling};
 use crate::session::{Cancel, Finish, Generation, Session, Speculated};
 use crate::text::{self, ChatTemplate, RenderOptions, Tokenizer};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -332,6 +334,14 @@ impl Engine {
         answer.speculated = self.placed.session.speculated();
         answer.notices = self.placed.session.take_notices();
         Ok(answer)
+    }
+
+    /// How often each expert was chosen since loading, by layer that is a mixture; empty unless
+    /// [`LoadOptions::count_routes`] asked for it.
+    ///
+    /// Errors: the device's.
+    pub fn route_counts(&mut self) -> Result<BTreeMap<usize, Vec<u32>>> {
+        self.placed.session.route_counts()
     }
 
     /// What one steady token costs, by plan.

@@ -53,6 +53,9 @@ impl HostExecutor {
             }
             Ok(words)
         };
+        if !plan.paged.is_empty() {
+            bail!(Usage, "experts are paged on devices only");
+        }
         let buffers = plan.buffers.iter().map(|b| filled(&b.fill, b.bytes));
         let buffers = buffers.collect::<Result<_>>()?;
         let vectors = plan.vectors.iter().map(|v| v.values(&*tensors));
@@ -214,6 +217,7 @@ impl Bound<'_> {
             Op::MoeGlu(p) => self.moe_glu(p),
             Op::MoeDown(p) => self.moe_down(p),
             Op::MoeRoute(p) => self.moe_route(p),
+            Op::MoeCount(p) => self.moe_count(p),
             Op::MoeLists(p) => self.moe_lists(p),
             Op::MoeMatmulGlu(p) => self.moe_matmul_glu(p),
             Op::MoeMatmul(p) => self.moe_matmul(p),

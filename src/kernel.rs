@@ -69,6 +69,7 @@ pub enum Kernel {
     MoeGlu,
     MoeDown,
     MoeRoute,
+    MoeCount,
     MoeLists,
     MoeMatmulGlu,
     MoeMatmul,
@@ -82,7 +83,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 32] = [
+    pub const ALL: [Kernel; 33] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -106,6 +107,7 @@ impl Kernel {
         Kernel::MoeGlu,
         Kernel::MoeDown,
         Kernel::MoeRoute,
+        Kernel::MoeCount,
         Kernel::MoeLists,
         Kernel::MoeMatmulGlu,
         Kernel::MoeMatmul,
@@ -453,6 +455,14 @@ impl Kernel {
                 stem: "moe_route",
                 libs: &["ctl", "experts", "route"],
                 bindings: &[("ctl", Read), ("experts", Read), ("router", Read), ("routes", Write)],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
+            Kernel::MoeCount => &Row {
+                stem: "moe_count",
+                libs: &["ctl", "experts", "route"],
+                bindings: &[("ctl", Read), ("experts", Read), ("router", Read), ("counts", Write)],
                 threads: Some(64),
                 weights: false,
                 kv: false,

@@ -118,6 +118,8 @@ pub struct LoadOptions {
     pub speculation: Speculation,
     /// The task whose mask is in force.
     pub task: TaskChoice,
+    /// Whether to count how often each expert of a mixture is chosen.
+    pub count_routes: bool,
 }
 
 impl LoadOptions {
@@ -149,6 +151,7 @@ impl Default for LoadOptions {
             all_logits: false,
             speculation: Speculation::Auto,
             task: TaskChoice::Default,
+            count_routes: false,
         }
     }
 }

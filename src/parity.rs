@@ -155,7 +155,7 @@ enum Elements {
 /// What a step's output is made of, by the binding's name in the catalogue.
 fn elements(binding: &str, kv: Kv) -> Elements {
     match (binding, kv) {
-        ("ctl" | "draft" | "lists", _) => Elements::Words,
+        ("counts" | "ctl" | "draft" | "lists", _) => Elements::Words,
         ("router" | "routes", _) => Elements::Pairs,
         ("k_cache" | "v_cache", Kv::F16) => Elements::F16,
         _ => Elements::F32,

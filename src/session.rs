@@ -10,10 +10,10 @@ mod tests;
 mod tuner;
 
 use crate::error::{Result, bail};
-use crate::program::{Counters, Ctl, Executor, Extent, Plan, Ticket, Which};
+use crate::program::{Counters, Ctl, Executor, Extent, Plan, Routed, Ticket, Which};
 use crate::sampling::{SEEN_IN_PROMPT, Sampling};
 use pace::{FIRST_STEPS, Pace};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -185,6 +185,24 @@ impl Session {
     /// in there.
     pub fn decode_cost(&self) -> (u64, Counters) {
         self.decode_cost
+    }
+
+    /// How often each expert was chosen since the session began, by layer, for plans that count: see [`Plan::routed`].
+    ///
+    /// Errors: the executor's.
+    pub fn route_counts(&mut self) -> Result<BTreeMap<usize, Vec<u32>>> {
+        let plan = self.plan.clone();
+        let mut layers: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        for &Routed { layer, experts, counts } in &plan.routed {
+            let counts = self.executor.read(counts, 0, experts)?;
+            // A layer that is visited several times counts each time.
+            let layer = layers.entry(layer).or_insert_with(|| vec![0; experts]);
+            layer
+                .iter_mut()
+                .zip(counts)
+                .for_each(|(all, count)| *all = all.wrapping_add(count));
+        }
+        Ok(layers)
     }
 
     /// The executor, for harnesses that look at single steps.

@@ -1,112 +1,36 @@
 //! Networks of real shapes with random weights: for measuring speed without a model file.
 
-use crate::container::{Arch, Header, TensorId, TensorInfo, Tensors};
+mod shapes;
+
+use crate::container::{Arch, TensorId, TensorInfo, Tensors};
 use crate::dtype::encode::storage_dtype;
 use crate::dtype::{Dtype, Size};
 use crate::error::{Error, Kind, Result, bail};
 use half::f16;
 use rayon::prelude::*;
-use serde_json::json;
+use shapes::Part;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-/// A shape that [`synthetic`] knows.
-struct Shape {
-    name: &'static str,
-    hidden: usize,
-    layers: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    width: usize,
-    vocab: usize,
-    tied: bool,
-    qk_norm: bool,
-}
+pub use shapes::{DeltaShape, ExpertShape, Shape};
 
-const SHAPES: [Shape; 3] = [
-    Shape {
-        name: "smollm2-135m",
-        hidden: 576,
-        layers: 30,
-        heads: 9,
-        kv_heads: 3,
-        head_dim: 64,
-        width: 1536,
-        vocab: 49152,
-        tied: true,
-        qk_norm: false,
-    },
-    Shape {
-        name: "llama-8b",
-        hidden: 4096,
-        layers: 32,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        width: 14336,
-        vocab: 128256,
-        tied: false,
-        qk_norm: false,
-    },
-    Shape {
-        name: "qwen3-8b",
-        hidden: 4096,
-        layers: 36,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        width: 12288,
-        vocab: 151936,
-        tied: false,
-        qk_norm: true,
-    },
-];
-
-/// The names that [`synthetic`] knows.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    SHAPES.iter().map(|shape| shape.name)
-}
-
-/// Random weights of a known shape: matrices in `quant`, embedding and head in 8 bits under the 4-bit types, norms f16.
+/// Random weights of a shape: matrices in `quant`, embedding and head in 8 bits under the 4-bit types, what routes and
+/// steers in f16 as in converted files, norms f16. No payload is made before it is asked for.
 ///
-/// Errors: `Usage` for an unknown name, `UnsupportedTensorType` for a type that is not made.
-pub fn synthetic(name: &str, quant: Dtype) -> Result<(Arch, Synthetic)> {
-    let Some(shape) = SHAPES.iter().find(|shape| shape.name == name) else {
-        bail!(
-            Usage,
-            "no synthetic model '{name}'; there are {}",
-            names().collect::<Vec<_>>().join(", ")
-        );
-    };
-    let header = json!({"arch": {
-        "arch_name": name,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.width,
-        "num_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab,
-        "layer_types": vec!["FullAttention"; shape.layers],
-        "rms_norm_eps": 1e-5,
-        "norm_style": "qwen",
-        "tie_word_embeddings": shape.tied,
-        "max_position_embeddings": 32768,
-    }});
-    let arch = match header.as_object() {
-        Some(header) => Header::from_json(header)?.arch,
-        None => bail!(Parse, "the header is not an object"),
-    };
-    let table = match quant {
-        Dtype::Q4Block | Dtype::Q4Tiled | Dtype::Q4tp => Dtype::Q82f,
-        other => other,
-    };
+/// Errors: `Parse` for a shape that no network has, `UnsupportedTensorType` for a type that is not made.
+pub fn synthetic(shape: &Shape, quant: Dtype) -> Result<(Arch, Synthetic)> {
+    let arch = shape.arch()?;
     let mut infos = Vec::new();
-    let mut add = |name: String, dtype: Dtype, shape: &[usize]| -> Result<()> {
-        let shape: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
-        let dtype = storage_dtype(dtype, &shape);
-        let Size::Exact(nbytes) = dtype.size(&shape)? else {
+    for (name, part, dims) in shape.tensors() {
+        let requested = match (part, quant) {
+            (_, Dtype::F32 | Dtype::F16 | Dtype::Bf16) => quant,
+            (Part::Table, Dtype::Q4Block | Dtype::Q4Tiled | Dtype::Q4tp) => Dtype::Q82f,
+            (Part::Choice, _) => Dtype::F16,
+            (Part::Table | Part::Matrix, _) => quant,
+        };
+        let dims: Vec<u64> = dims.iter().map(|&d| d as u64).collect();
+        let dtype = storage_dtype(requested, &dims);
+        let Size::Exact(nbytes) = dtype.size(&dims)? else {
             bail!(
                 UnsupportedTensorType,
                 "synthetic {} weights are not made yet",
@@ -116,35 +40,12 @@ pub fn synthetic(name: &str, quant: Dtype) -> Result<(Arch, Synthetic)> {
         infos.push(TensorInfo {
             name,
             dtype,
-            shape,
+            shape: dims,
             offset: 0,
             nbytes,
             hash: 0,
             shard: 0,
         });
-        Ok(())
-    };
-    let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-    add("model.embed_tokens.weight".into(), table, &[shape.vocab, shape.hidden])?;
-    for layer in 0..shape.layers {
-        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
-        add(name("input_layernorm"), quant, &[shape.hidden])?;
-        add(name("self_attn.q_proj"), quant, &[q, shape.hidden])?;
-        add(name("self_attn.k_proj"), quant, &[kv, shape.hidden])?;
-        add(name("self_attn.v_proj"), quant, &[kv, shape.hidden])?;
-        add(name("self_attn.o_proj"), quant, &[shape.hidden, q])?;
-        if shape.qk_norm {
-            add(name("self_attn.q_norm"), quant, &[shape.head_dim])?;
-            add(name("self_attn.k_norm"), quant, &[shape.head_dim])?;
-        }
-        add(name("post_attention_layernorm"), quant, &[shape.hidden])?;
-        add(name("mlp.gate_proj"), quant, &[shape.width, shape.hidden])?;
-        add(name("mlp.up_proj"), quant, &[shape.width, shape.hidden])?;
-        add(name("mlp.down_proj"), quant, &[shape.hidden, shape.width])?;
-    }
-    add("model.norm.weight".into(), quant, &[shape.hidden])?;
-    if !shape.tied {
-        add("lm_head.weight".into(), table, &[shape.vocab, shape.hidden])?;
     }
     // Tensors of one type and shape share one payload, so that a model of many gigabytes needs few.
     let mut classes = HashMap::new();
@@ -156,10 +57,16 @@ pub fn synthetic(name: &str, quant: Dtype) -> Result<(Arch, Synthetic)> {
         })
         .collect();
     let payloads = (0..classes.len()).map(|_| OnceLock::new()).collect();
+    let by_name = infos
+        .iter()
+        .enumerate()
+        .map(|(id, info)| (info.name.clone(), id))
+        .collect();
     Ok((
         arch,
         Synthetic {
             infos,
+            by_name,
             class_of,
             payloads,
         },
@@ -169,6 +76,7 @@ pub fn synthetic(name: &str, quant: Dtype) -> Result<(Arch, Synthetic)> {
 /// Tensors with random payloads, made when they are first asked for.
 pub struct Synthetic {
     infos: Vec<TensorInfo>,
+    by_name: HashMap<String, TensorId>,
     class_of: Vec<usize>,
     payloads: Vec<OnceLock<Vec<u8>>>,
 }
@@ -179,7 +87,7 @@ impl Tensors for Synthetic {
     }
 
     fn find(&self, name: &str) -> Option<TensorId> {
-        self.infos.iter().position(|info| info.name == name)
+        self.by_name.get(name).copied()
     }
 
     fn bytes(&self, id: TensorId) -> Result<&[u8]> {
@@ -278,6 +186,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nothing_is_made_before_it_is_asked_for() {
+        let (_, model) = synthetic(&Shape::named("qwen3.5-35b-a3b").unwrap(), Dtype::Q4tp).unwrap();
+        assert!(model.payloads.iter().all(|payload| payload.get().is_none()));
+        let experts = model.find("model.layers.39.mlp.experts.255.down_proj.weight").unwrap();
+        assert_eq!(model.infos()[experts].shape, [2048, 512]);
+        assert_eq!(model.find("model.layers.40.input_layernorm.weight"), None);
+    }
+
+    #[test]
     fn payloads_are_finite_weights_of_the_right_size() {
         for dtype in [
             Dtype::F32,
@@ -289,7 +206,7 @@ mod tests {
             Dtype::Q4Tiled,
             Dtype::Q4tp,
         ] {
-            let (_, model) = synthetic("smollm2-135m", dtype).unwrap();
+            let (_, model) = synthetic(&Shape::named("smollm2-135m").unwrap(), dtype).unwrap();
             let id = model.find("model.layers.3.mlp.down_proj.weight").unwrap();
             let info = &model.infos()[id];
             assert_eq!(info.dtype, dtype);

@@ -72,6 +72,7 @@ impl DeviceArgs {
             all_logits: false,
             speculation: Speculation::Off,
             task: self.task.clone().unwrap_or_default(),
+            count_routes: false,
         }
     }
 }

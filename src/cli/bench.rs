@@ -3,6 +3,8 @@
 //! Each row is warmed up once. `pp` times a prompt from an empty cache until the device is done; `tg` times runs of the
 //! decode program, the first token's not among them.
 
+mod plan;
+
 use super::args::{self, DeviceArgs, device_json, whole};
 use super::model::{self, ModelArgs};
 use super::run::counters_json;
@@ -15,7 +17,7 @@ use cmf_gpu::options::LoadOptions;
 use cmf_gpu::program::{Counters, Which};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
-use cmf_gpu::synthetic::synthetic;
+use cmf_gpu::synthetic::{Shape, synthetic};
 use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
@@ -56,9 +58,23 @@ pub struct Args {
         hide_env = true
     )]
     n_gen: usize,
-    /// Random weights of this shape instead of a model: smollm2-135m, llama-8b or qwen3-8b
+    /// Random weights of this shape instead of a model: smollm2-135m, llama-8b, qwen3-8b, qwen3-30b-a3b, qwen3.5-27b or
+    /// qwen3.5-35b-a3b
     #[arg(long, env = "CMF_GPU_SYNTHETIC", value_name = "SPEC", hide_env = true)]
     synthetic: Option<String>,
+    /// Only so many layers of the synthetic model
+    #[arg(
+        long,
+        env = "CMF_GPU_LAYERS",
+        value_name = "N",
+        value_parser = whole::<usize>,
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
+    layers: Option<usize>,
+    /// Measures nothing: shows what the model takes on a GPU and what its programs cost, without one
+    #[arg(long, env = "CMF_GPU_PLAN", value_parser = clap::builder::FalseyValueParser::new(), hide_env = true)]
+    plan: bool,
     /// The type of synthetic matrices
     #[arg(long, env = "CMF_GPU_QUANT", default_value = "q4tp", value_parser = quant, hide_env = true)]
     quant: Dtype,
@@ -81,6 +97,18 @@ pub struct Args {
     output: Form,
 }
 
+impl Args {
+    /// The shape of the synthetic model, if one is asked for.
+    fn shape(&self) -> Result<Option<Shape>> {
+        let Some(spec) = &self.synthetic else { return Ok(None) };
+        let shape = Shape::named(spec)?;
+        match self.layers {
+            Some(layers) => shape.with_layers(layers).map(Some),
+            None => Ok(Some(shape)),
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Form {
     Md,
@@ -98,6 +126,12 @@ struct Row {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
+    if args.layers.is_some() && args.synthetic.is_none() {
+        return Err(usage("--layers needs --synthetic: a model file has the layers it has"));
+    }
+    if args.plan {
+        return plan::run(&args, context);
+    }
     if args.repetitions == 0 || (args.n_prompt == 0 && args.n_gen == 0) {
         return Err(usage(
             "there is nothing to measure: wanted -r and one of -p, -n above 0",
@@ -242,11 +276,11 @@ impl Subject {
         if let Some(container) = container {
             return Ok(Subject::Model(Box::new(args::load(container, options, context)?)));
         }
-        let Some(spec) = &args.synthetic else {
+        let Some(shape) = args.shape()? else {
             return Err(usage("wanted a MODEL or --synthetic"));
         };
         let start = Instant::now();
-        let (arch, tensors) = synthetic(spec, args.quant)?;
+        let (arch, tensors) = synthetic(&shape, args.quant)?;
         let tensors = Arc::new(tensors);
         let placed = args::with_progress(context, |progress| {
             Placed::open(&arch, tensors.clone(), options, progress)

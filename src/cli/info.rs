@@ -11,7 +11,7 @@ use cmf_gpu::error::escape;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::{self, Model};
 use cmf_gpu::options::DEFAULT_CTX;
-use cmf_gpu::program::{self, Plan, PlanOptions};
+use cmf_gpu::program::{self, ExpertOptions, Plan, PlanOptions};
 use cmf_gpu::{Error, Kind};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -159,6 +159,7 @@ fn plan(model: &Model, tensors: &dyn Tensors, ctx: Option<u32>) -> Result<Plan> 
         max_binding: (1 << 31) - 4,
         all_logits: false,
         drafts: 0,
+        experts: ExpertOptions::default(),
     };
     program::plan(model, tensors, &options)
 }

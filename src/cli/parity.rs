@@ -9,7 +9,7 @@ use cmf_gpu::engine::{check_budget, open_device};
 use cmf_gpu::gpu::Device;
 use cmf_gpu::options::{LoadOptions, TaskChoice};
 use cmf_gpu::parity::{self, Case, Subject};
-use cmf_gpu::program::{self, PlanOptions};
+use cmf_gpu::program::{self, ExpertOptions, PlanOptions};
 use cmf_gpu::{Error, Kind, model};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -146,6 +146,7 @@ fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) ->
         all_logits: false,
         // Of the draft head too, where there is one; mixtures of experts decode one token at a time.
         drafts: if model.has_experts() { 0 } else { 3 },
+        experts: ExpertOptions::default(),
     };
     let plan = program::plan(&model, &container, &options_of_plan)?;
     let mask = match &options.task {

@@ -7,12 +7,14 @@ use super::model::{self, ModelArgs};
 use super::output::Output;
 use super::{Context, Outcome, Result, usage, verify};
 use clap::builder::FalseyValueParser;
+use cmf_gpu::Error;
 use cmf_gpu::engine::{Answer, Engine, Placement};
 use cmf_gpu::options::{AnswerOptions, LoadOptions, Speculation};
 use cmf_gpu::program::Counters;
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::Finish;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -80,6 +82,9 @@ pub struct Args {
     /// Checks every hash and every weight first, as the command verify does
     #[arg(long, env = "CMF_GPU_VERIFY", value_parser = FalseyValueParser::new(), hide_env = true)]
     verify: bool,
+    /// Writes how often each expert was chosen, as moe-mask, moe-defrag and convert --router-stats read it
+    #[arg(long, env = "CMF_GPU_ROUTE_STATS", value_name = "FILE", hide_env = true)]
+    route_stats: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
@@ -227,9 +232,13 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     }
     let load = LoadOptions {
         speculation: args.sampling.spec,
+        count_routes: args.route_stats.is_some(),
         ..args.device.options()
     };
     let mut engine = args::load(container, &load, context)?;
+    if args.route_stats.is_some() && !engine.model().has_experts() {
+        return Err(usage("--route-stats: the model has no experts to choose from"));
+    }
     let sampling = args.sampling.settings(context, engine.sampling_defaults())?;
     if sampling.temperature > 0.0 && prompt.is_some() {
         context.out.detail(format!("seed {}", sampling.seed));
@@ -267,7 +276,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         let mut chat = Chat::new(&mut engine, args.system, settings, options)?;
         let mut lines = lines::source(&context.interrupt)?;
         context.out.note("a chat: /help lists what it knows, Ctrl-D leaves");
-        return chat.run(lines.as_mut(), &mut || context.interrupt.renewed(), &mut context.out);
+        let outcome = chat.run(lines.as_mut(), &mut || context.interrupt.renewed(), &mut context.out)?;
+        if let Some(path) = &args.route_stats {
+            write_routes(path, &engine.route_counts()?)?;
+        }
+        return Ok(outcome);
     };
     let cancel = context.interrupt.graceful();
     let out = &mut context.out;
@@ -288,11 +301,23 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             engine.chat(&messages, &options, &cancel, on_text)
         }
     })?;
+    if let Some(path) = &args.route_stats {
+        write_routes(path, &engine.route_counts()?)?;
+    }
     report(&engine, &answer, &sampling, &mut context.out)?;
     Ok(match answer.finish {
         Finish::Interrupted => Outcome::Interrupted,
         _ => Outcome::Done,
     })
+}
+
+/// Writes how often experts were chosen: `{"layers": {"3": [counts]}}`.
+fn write_routes(path: &Path, counts: &BTreeMap<usize, Vec<u32>>) -> Result<()> {
+    let layers: Map<String, Value> = counts
+        .iter()
+        .map(|(layer, counts)| (layer.to_string(), json!(counts)))
+        .collect();
+    std::fs::write(path, json!({ "layers": layers }).to_string()).map_err(|err| Error::io(path, &err))
 }
 
 /// What is wanted, by flags and by what stdin is.
@@ -381,19 +406,27 @@ pub fn counters_json(decode: &Counters, runs: u64, totals: &Counters, placement:
         "upload_bytes": totals.upload_bytes,
         "peak_host_bytes": peak_host_bytes(totals, placement),
         "gpu_bytes": totals.gpu_bytes,
+        "expert_hits": totals.expert_hits,
+        "expert_misses": totals.expert_misses,
+        "paged_bytes": totals.paged_bytes,
     })
 }
 
 /// The most memory this process ever had, where the system says so, without what a software adapter keeps in it as device
 /// memory.
 fn peak_host_bytes(totals: &Counters, placement: &Placement) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     let device = if placement.kind == "software" {
         totals.gpu_bytes
     } else {
         0
     };
-    Some(kib.checked_mul(1024)?.saturating_sub(device))
+    Some(peak_bytes()?.saturating_sub(device))
+}
+
+/// The most memory this process ever had, where the system says so.
+pub fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }

@@ -1,15 +1,16 @@
 //! A network on a device: planned, compared with the memory there is, uploaded, ready to run. No text here.
 
+use super::paging;
 use super::task::{self, Task};
 use crate::budget::available_memory;
 use crate::container::{Arch, Tensors};
 use crate::error::{Result, bail};
-use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor};
+use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor, MAX_BINDING};
 use crate::host::HostExecutor;
 use crate::kernel::MAX_COLUMNS;
 use crate::model::{self, Model};
 use crate::options::{DeviceChoice, LoadOptions, Speculation};
-use crate::program::{self, Executor, Plan, PlanOptions};
+use crate::program::{Executor, ExpertOptions, Plan, PlanOptions};
 use crate::session::Session;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -102,11 +103,11 @@ impl Placed {
                 drafts,
                 ..plan_options(options, device.as_deref(), ctx)
             };
-            let plan = program::plan(&model, &*tensors, &all)?;
-            check_budget(options, device.as_deref(), &plan)?;
-            Ok(plan)
+            paging::fitted(&model, &*tensors, &all, device.is_some(), &|plan| {
+                check_budget(options, device.as_deref(), plan)
+            })
         };
-        let (plan, undrafted) = match (drafts(options, &model)?, options.speculation) {
+        let ((plan, paged), undrafted) = match (drafts(options, &model)?, options.speculation) {
             // Nobody asked for drafts: what has no room for them runs without.
             (drafts, Speculation::Auto) if drafts != 0 => match planned(drafts) {
                 Ok(plan) => (plan, None),
@@ -126,7 +127,13 @@ impl Placed {
             ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
         };
         let executor: Box<dyn Executor> = match &device {
-            Some(device) => Box::new(GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut upload)?),
+            Some(device) => {
+                let mut executor = GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut upload)?;
+                if !plan.paged.is_empty() {
+                    executor.page_from(tensors)?;
+                }
+                Box::new(executor)
+            }
             None => Box::new(HostExecutor::new(plan.clone(), tensors)?),
         };
         let placement = Placement {
@@ -140,6 +147,7 @@ impl Placed {
                 .chain(notice)
                 .chain(undrafted)
                 .chain(of_task)
+                .chain(paged)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),
@@ -251,15 +259,50 @@ pub fn open_device(options: &LoadOptions) -> Result<(Option<Arc<Device>>, Option
     }
 }
 
+/// A network that is planned and not placed.
+pub struct Planned {
+    /// The network.
+    pub model: Model,
+    /// Its programs.
+    pub plan: Plan,
+    /// What should be said about it.
+    pub notice: Option<String>,
+}
+
+/// The plan that a GPU with the usual limits gets: no device is opened, nothing is allocated, and of most types no weight is
+/// read.
+///
+/// Errors: as [`Placed::new`], less what a device has to say.
+pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Planned> {
+    let Network { model, ctx } = Network::of(arch, tensors, options)?;
+    let all = PlanOptions {
+        drafts: drafts(options, &model)?,
+        ..plan_options_for(options, true, MAX_BINDING, ctx)
+    };
+    let (plan, notice) = paging::fitted(&model, tensors, &all, true, &|plan| {
+        check_limit(options, plan.weight_bytes(), plan)
+    })?;
+    Ok(Planned { model, plan, notice })
+}
+
 fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> PlanOptions {
     let hardware = device.is_some_and(|device| device.kind != DeviceKind::Software);
+    let max_binding = device.map_or(u64::MAX / 2, Device::max_binding);
+    plan_options_for(options, hardware, max_binding, ctx)
+}
+
+fn plan_options_for(options: &LoadOptions, hardware: bool, max_binding: u64, ctx: u32) -> PlanOptions {
     PlanOptions {
         ctx,
         chunk: if hardware { CHUNK_HARDWARE } else { CHUNK_SOFTWARE },
         kv: options.kv,
-        max_binding: device.map_or(u64::MAX / 2, Device::max_binding),
+        max_binding,
         all_logits: options.all_logits,
         drafts: 0,
+        experts: ExpertOptions {
+            counted: options.count_routes,
+            slots: None,
+        },
     }
 }
 
@@ -276,23 +319,9 @@ fn drafts(options: &LoadOptions, model: &Model) -> Result<u32> {
 
 /// Compares a plan with the memory there is, before anything is allocated. Errors: `OutOfMemory`, with both sizes.
 pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
-    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let weights = if device.is_some() { plan.weight_bytes() } else { 0 };
     let need = weights + plan.buffer_bytes();
-    let help = |have: u64| match weights > have {
-        true => "the weights alone need more, a smaller quantisation would help",
-        false => "a smaller --ctx would help",
-    };
-    if let Some(limit) = options.vram_mb
-        && need > limit.saturating_mul(1 << 20)
-    {
-        bail!(
-            OutOfMemory,
-            "the plan needs {} MiB, --vram-mb allows {limit}; {}",
-            mib(need),
-            help(limit.saturating_mul(1 << 20))
-        );
-    }
+    check_limit(options, weights, plan)?;
     let shares_host_memory =
         device.is_none_or(|device| matches!(device.kind, DeviceKind::Software | DeviceKind::Integrated));
     if shares_host_memory
@@ -304,8 +333,36 @@ pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan)
             "the plan needs {} MiB, {} MiB are free; {}",
             mib(need),
             mib(free),
-            help(free)
+            help(weights, free)
         );
     }
     Ok(())
+}
+
+/// Compares a plan, of whose weights so many bytes are on the device, with what the options allow. Errors: `OutOfMemory`.
+fn check_limit(options: &LoadOptions, weights: u64, plan: &Plan) -> Result<()> {
+    let need = weights + plan.buffer_bytes();
+    if let Some(limit) = options.vram_mb
+        && need > limit.saturating_mul(1 << 20)
+    {
+        bail!(
+            OutOfMemory,
+            "the plan needs {} MiB, --vram-mb allows {limit}; {}",
+            mib(need),
+            help(weights, limit.saturating_mul(1 << 20))
+        );
+    }
+    Ok(())
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// What could be done about too little memory.
+fn help(weights: u64, have: u64) -> &'static str {
+    match weights > have {
+        true => "the weights alone need more, a smaller quantisation would help",
+        false => "a smaller --ctx would help",
+    }
 }

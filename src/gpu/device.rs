@@ -12,7 +12,7 @@ use std::time::Instant;
 /// Size of one step's slot in the parameter buffer: the largest offset alignment that WebGPU allows a device to ask for.
 pub const PARAMS_SLOT: u64 = 256;
 /// No binding is larger than this, whatever the device offers: WGSL indexes with 32 bits.
-const MAX_BINDING: u64 = (1 << 31) - 4;
+pub const MAX_BINDING: u64 = (1 << 31) - 4;
 
 /// What an adapter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

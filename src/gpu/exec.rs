@@ -2,12 +2,13 @@
 
 use super::device::{Device, PARAMS_SLOT};
 use super::memory::{self, Ring, SegmentBuffer};
+use super::pager::Pager;
 use super::probe::read_words;
 use crate::container::Tensors;
 use crate::error::{Result, bail};
 use crate::kernel::Variant;
 use crate::program::{
-    ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, Plan, Program, Ticket, Which,
+    ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, Pause, Plan, Program, Ticket, Which,
 };
 use crate::shader::GRID_WIDTH;
 use std::collections::VecDeque;
@@ -39,6 +40,8 @@ pub struct GpuExecutor {
     tickets: u64,
     counters: Counters,
     weight_bytes: [u64; Which::ALL.len()],
+    matrices: Vec<Vec<SegmentBuffer>>,
+    pager: Option<Pager>,
 }
 
 impl GpuExecutor {
@@ -118,6 +121,8 @@ impl GpuExecutor {
             in_flight: VecDeque::new(),
             tickets: 0,
             counters: Counters::default(),
+            matrices: Vec::new(),
+            pager: None,
         };
         let read = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
         executor.slots = (0..SLOTS)
@@ -129,6 +134,8 @@ impl GpuExecutor {
         }
         executor.choose()?;
         scope.finish()?;
+        executor.matrices = matrices;
+        let matrices = &executor.matrices;
         let (pipelines, ms) = device.compile_counters();
         let count = executor.buffers.len() + vectors.len() + matrices.iter().map(Vec::len).sum::<usize>();
         let counters = &mut executor.counters;
@@ -138,6 +145,65 @@ impl GpuExecutor {
         counters.pipeline_us = (ms * 1000.0) as u64;
         counters.gpu_bytes += plan.weight_bytes() + plan.buffer_bytes();
         Ok(executor)
+    }
+
+    /// Fetches experts from here, for a plan with paged banks.
+    ///
+    /// Errors: what the tables' tensors have wrong with them.
+    pub fn page_from(&mut self, tensors: Arc<dyn Tensors>) -> Result<()> {
+        self.pager = Some(Pager::new(
+            &self.device,
+            self.plan.clone(),
+            self.matrices.clone(),
+            tensors,
+        )?);
+        Ok(())
+    }
+
+    /// The commands of some steps. With paged banks, the steps up to the last pause among them are submitted, and the
+    /// experts that they chose are there.
+    fn advance(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<wgpu::CommandEncoder> {
+        if self.plan.paged.is_empty() {
+            return Ok(self.encode(which, steps, extent));
+        }
+        let Some(mut pager) = self.pager.take() else {
+            bail!(Usage, "experts are paged, and nobody said from where");
+        };
+        let result = self.fetch(&mut pager, which, steps, extent);
+        self.pager = Some(pager);
+        result
+    }
+
+    fn fetch(
+        &mut self,
+        pager: &mut Pager,
+        which: Which,
+        steps: Range<usize>,
+        extent: Extent,
+    ) -> Result<wgpu::CommandEncoder> {
+        let mut at = steps.start;
+        let here = |pause: &&Pause| steps.contains(&pause.steps.start);
+        let pauses: Vec<Pause> = pager.pauses(which).iter().filter(here).cloned().collect();
+        for pause in pauses {
+            let encoder = self.encode(which, at..pause.steps.start, extent);
+            at = pause.steps.start;
+            let wanted = pager.wanted(&self.device, &self.buffers, &pause, encoder)?;
+            self.counters.readback_bytes += pager.count_bytes(&pause);
+            let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
+            for round in 0..rounds {
+                for (&bank, groups) in pause.banks.iter().zip(&wanted) {
+                    if let Some(members) = groups.get(round) {
+                        pager.hold(&self.device, &self.buffers, bank, members, &mut self.counters)?;
+                    }
+                }
+                // The last group's steps are those that follow anyway.
+                if round + 1 < rounds {
+                    let encoder = self.encode(which, pause.steps.clone(), extent);
+                    self.device.queue.submit([encoder.finish()]);
+                }
+            }
+        }
+        Ok(self.encode(which, at..steps.end, extent))
     }
 
     fn realise(
@@ -211,6 +277,9 @@ impl GpuExecutor {
         };
         self.chosen = self.plan.programs.iter().map(chosen).collect();
         self.weight_bytes = Which::ALL.map(|which| self.plan.weight_bytes_read(which));
+        if let Some(pager) = &mut self.pager {
+            pager.follow(&self.plan);
+        }
         let plan = self.plan.clone();
         plan.lists
             .iter()
@@ -267,7 +336,7 @@ fn workgroups(step: &RealStep, grid: Grid, extent: Extent) -> [u32; 3] {
 
 impl Executor for GpuExecutor {
     fn run(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<()> {
-        let encoder = self.encode(which, steps, extent);
+        let encoder = self.advance(which, steps, extent)?;
         self.device.queue.submit([encoder.finish()]);
         self.device.check()
     }
@@ -278,7 +347,7 @@ impl Executor for GpuExecutor {
 
     fn submit_part(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<Ticket> {
         let last = steps.end == self.chosen[which as usize].len();
-        let mut encoder = self.encode(which, steps, extent);
+        let mut encoder = self.advance(which, steps, extent)?;
         let slot = (self.tickets % SLOTS) as usize;
         encoder.copy_buffer_to_buffer(&self.buffers[self.plan.fixed.ctl], 0, &self.slots[slot], 0, CTL_BYTES);
         let submission = self.device.queue.submit([encoder.finish()]);

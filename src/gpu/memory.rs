@@ -212,6 +212,54 @@ fn upload_segment(
     Ok(())
 }
 
+/// Sends other rows to run number `run` of a segment whose rows are all of one size: those from `first` on of `source`, less
+/// the rows of earlier segments. What is submitted later sees them. Returns how many bytes that were.
+///
+/// Errors: what the payload has wrong with it.
+pub fn replace(
+    device: &Device,
+    segment: &Segment,
+    to: &SegmentBuffer,
+    run: usize,
+    source: &Source,
+    first: usize,
+) -> Result<u64> {
+    let geometry = segment.geometry;
+    let Some(rows) = segment.runs.get(run).map(|run| run.rows.len()) else {
+        bail!(Usage, "no run {run} of {}", segment.runs.len());
+    };
+    let at: usize = segment.runs[..run].iter().map(|run| run.rows.len()).sum();
+    let begin = first + segment.row0 as usize;
+    let mut sent = 0;
+    let mut send = |offset: usize, bytes: &[u8]| {
+        if !bytes.is_empty() {
+            device.queue.write_buffer(&to.buffer, offset as u64, bytes);
+            sent += bytes.len() as u64;
+        }
+    };
+    let code_row = geometry.code_row_bytes();
+    let mut codes = vec![0; rows * code_row];
+    codes
+        .par_chunks_mut((TASK_ROWS * code_row).max(1))
+        .enumerate()
+        .try_for_each(|(i, out)| {
+            let first = begin + i * TASK_ROWS;
+            source.codes(first..first + out.len() / code_row, out)
+        })?;
+    send(at * code_row, &codes);
+    let scale_row = geometry.scale_row_bytes();
+    let mut scales = vec![0; rows * scale_row];
+    source.row_scales(begin..begin + rows, 0, &mut scales)?;
+    let scales_at = to.scales_at as usize;
+    send(scales_at + at * scale_row, &scales);
+    if geometry.planes == Planes::I8Col {
+        let mut scales = vec![0; geometry.units() * 64];
+        source.col_scales(&mut scales)?;
+        send(scales_at + geometry.col_scale_offset(run), &scales);
+    }
+    Ok(sent)
+}
+
 /// Sends the word that says where overlay entries end, and the entries.
 fn upload_overlay(
     ring: &mut Ring,

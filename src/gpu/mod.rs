@@ -4,10 +4,11 @@ mod costs;
 mod device;
 mod exec;
 mod memory;
+mod pager;
 mod probe;
 
 pub use costs::{Costs, costs};
-pub use device::{Adapter, Device, DeviceKind, DeviceOptions, adapters, compiled_backends};
+pub use device::{Adapter, Device, DeviceKind, DeviceOptions, MAX_BINDING, adapters, compiled_backends};
 pub use exec::GpuExecutor;
 /// The wgpu that a host application shares its device through.
 pub use wgpu;

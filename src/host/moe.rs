@@ -186,6 +186,18 @@ impl Bound<'_> {
         Ok(())
     }
 
+    pub(super) fn moe_count(&mut self, p: &kernel::MoeCount) -> Result<()> {
+        let table = self.table(1)?;
+        for c in 0..self.ctl(0)?.columns as usize {
+            let logits = part(self.floats(2)?, c * p.stride as usize, p.stride as usize, "router")?;
+            for (expert, _) in table.route(logits)? {
+                let count = &mut self.words_mut(3, expert, 1)?[0];
+                *count = count.wrapping_add(1);
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn moe_lists(&mut self, p: &kernel::MoeLists) -> Result<()> {
         let table = self.table(1)?;
         let (columns, top_k) = (self.ctl(0)?.columns as usize, table.routing.top_k);

@@ -454,6 +454,11 @@ params! {
         /// 1 = there is a shared expert, 0 = its weight is 0.
         shared_expert: u32,
     }
+    /// Parameters of `moe_count`.
+    MoeCount {
+        /// Elements from one column's logits to the next.
+        stride: u32,
+    }
     /// Parameters of `moe_lists`.
     MoeLists {
         /// Tiles there is room for.

@@ -180,7 +180,7 @@ fn tolerance(step: &Step, kind: Elements) -> Tolerance {
         (Op::MatvecGlu(_) | Op::MatmulGlu(_) | Op::Glu(_) | Op::Cap(_), _) => Tolerance::Exponential,
         (Op::MoeGlu(_) | Op::MoeRoute(_) | Op::MoeMatmulGlu(_), _) => Tolerance::Exponential,
         (Op::MoeDown(_) | Op::MoeMatmul(_) | Op::MoeCombine(_), _) => Tolerance::Summed,
-        (Op::MoeLists(_), _) => Tolerance::Exact,
+        (Op::MoeCount(_) | Op::MoeLists(_), _) => Tolerance::Exact,
         (Op::AttnBlock(_) | Op::AttnMerge(_) | Op::AttnChunk(_) | Op::DeltaNet(_), _) => Tolerance::Exponential,
     }
 }

@@ -134,6 +134,8 @@ impl Spec {
                 kept_states: None,
                 masking: None,
                 lists: Vec::new(),
+                routed: Vec::new(),
+                paged: Vec::new(),
             },
             tensors,
             rounds: maker.rounds,

@@ -6,7 +6,7 @@
 
 use super::build::Builder;
 use super::weights::sources;
-use super::{Matrix, Run, Segment};
+use super::{Matrix, Member, Run, Segment};
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::{Geometry, Planes, Source};
 use crate::error::{Result, bail};
@@ -33,8 +33,10 @@ pub struct Slice {
 pub(super) struct Bank {
     /// For each expert of the layer its place here, or [`ABSENT`].
     pub places: Vec<u32>,
-    /// How many are here.
+    /// How many are here at a time.
     pub placed: usize,
+    /// All that may be here, where that is more.
+    pub members: Vec<Member>,
     /// Gate and up projections.
     pub gate_up: Matrix,
     /// Whether the shared expert's gate and up projections are the first rows of the only segment.
@@ -108,7 +110,16 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
             0 => name(&format!("experts.{part}")),
             _ => name(&format!("experts.{index}.{part}")),
         };
-        let experts = || members.iter().filter_map(|&i| moe.experts.get(i));
+        let resident = match b.options.experts.slots {
+            Some(slots) if slots < members.len() => &members[..slots],
+            _ => &members[..],
+        };
+        let is_paged = resident.len() < members.len();
+        if is_paged {
+            pageable(planes, hidden, width, moe.top_k, resident.len(), &label("gate_up"))?;
+            pageable(down_planes, width, hidden, moe.top_k, resident.len(), &label("down"))?;
+        }
+        let experts = || resident.iter().filter_map(|&i| moe.experts.get(i));
         let gates = experts().map(|expert| gate_and_up(expert)[0]);
         let ups = experts().map(|expert| gate_and_up(expert)[1]);
         let slices: Vec<_> = gates.chain(ups).collect();
@@ -135,12 +146,28 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
             shared = None;
         }
         let mut places = vec![ABSENT; moe.experts.len()];
-        for (place, &expert) in members.iter().enumerate() {
+        for (place, &expert) in resident.iter().enumerate() {
             places[expert] = place as u32;
         }
+        let all = members.iter().filter(|_| is_paged);
+        let all = all.filter_map(|&expert| Some((expert, moe.experts.get(expert)?)));
         banks.push(Bank {
             places,
-            placed: members.len(),
+            placed: resident.len(),
+            members: all
+                .map(|(expert, ffn)| {
+                    let [gate, up] = gate_and_up(ffn);
+                    let down = Slice {
+                        tensor: ffn.down.weight,
+                        first: 0,
+                        rows: hidden,
+                    };
+                    Member {
+                        expert,
+                        parts: [gate, up, down],
+                    }
+                })
+                .collect(),
             gate_up,
             has_shared,
             down,
@@ -154,6 +181,31 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
         None => None,
     };
     Ok(Banks { banks, shared })
+}
+
+/// Whether single experts of a layout, each so many rows, can be replaced in a bank with so many slots.
+///
+/// Errors: `OutOfMemory` for fewer slots than a token takes experts, `UnsupportedTensorType` for layouts whose rows vary in
+/// size, or whose scales end within a word.
+fn pageable(planes: Planes, cols: usize, rows: usize, top_k: usize, slots: usize, label: &str) -> Result<()> {
+    if slots < top_k {
+        bail!(OutOfMemory, "{label}: {slots} slots for experts, a token takes {top_k}");
+    }
+    let geometry = Geometry {
+        planes,
+        rows,
+        cols,
+        parts: 1,
+        amount: 0,
+    };
+    // A copy begins and ends at whole words.
+    if planes.varies() || !(rows * geometry.scale_row_bytes()).is_multiple_of(4) {
+        bail!(
+            UnsupportedTensorType,
+            "{label}: experts in this type cannot be fetched one by one"
+        );
+    }
+    Ok(())
 }
 
 /// Slices of several tensors, as a plan looks at them.

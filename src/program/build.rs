@@ -8,7 +8,7 @@ use super::walk::{Mode, Scratch, Walk};
 use super::{
     ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, HeadBuffers, Matrix, MatrixId, Piece, Plan, Program, Stacking,
 };
-use super::{Vector, VectorId, moe, weights};
+use super::{Paged, Routed, Vector, VectorId, moe, weights};
 use crate::container::{Mask, TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
@@ -33,6 +33,18 @@ pub struct PlanOptions {
     /// Most drafts of a speculative round, at most 7; 0 = no speculation. The model's draft head makes them, where it has one,
     /// else the session's caller. Recurrent layers keep one state more than that.
     pub drafts: u32,
+    /// What is done about mixtures of experts.
+    pub experts: ExpertOptions,
+}
+
+/// What a plan does about mixtures of experts besides running them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertOptions {
+    /// Whether it counts how often each expert is chosen: see [`Plan::routed`].
+    pub counted: bool,
+    /// Most experts of each bank that are on the device at a time, at least as many as a token takes; `None` = all. See
+    /// [`Plan::paged`].
+    pub slots: Option<usize>,
 }
 
 /// Lowers the network. Errors: `UnsupportedTensorType` for weights without kernels, `OutOfMemory` when a buffer exceeds the
@@ -44,6 +56,8 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         buffers: Vec::new(),
         matrices: Vec::new(),
         vectors: Vec::new(),
+        routed: Vec::new(),
+        paged: Vec::new(),
     };
     let chunk = options.chunk as usize;
     if options.drafts >= MAX_COLUMNS {
@@ -201,6 +215,8 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         kept_states: recurs.then_some(kept_states),
         masking: None,
         lists: Vec::new(),
+        routed: b.routed,
+        paged: b.paged,
     };
     if model.masks.masks.iter().all(Mask::is_open) {
         return Ok(plan);
@@ -267,6 +283,8 @@ pub(super) struct Builder<'a> {
     buffers: Vec<Buffer>,
     pub(super) matrices: Vec<Matrix>,
     vectors: Vec<Vector>,
+    pub(super) routed: Vec<Routed>,
+    pub(super) paged: Vec<Paged>,
 }
 
 impl Builder<'_> {

@@ -6,18 +6,22 @@
 mod attention;
 mod bank;
 mod build;
+mod cost;
 mod delta_net;
 mod draft;
 mod ffn;
 mod masking;
 mod moe;
+mod paged;
 mod place;
 mod walk;
 mod weights;
 
 pub use bank::{ABSENT, Slice};
-pub use build::{PlanOptions, plan};
+pub use build::{ExpertOptions, PlanOptions, plan};
+pub use cost::{Cost, ProgramCost};
 pub use masking::{Axis, Content, Masking, Part, Target, Visit, When};
+pub use paged::{Member, Paged, Pause, Routed};
 pub use weights::sources;
 
 use crate::container::{TensorId, Tensors};
@@ -259,7 +263,7 @@ impl Grid {
                 Grid::Slots(pairs, p.first_shared + shared)
             }
             Op::MoeDown(p) => Grid::Teams(p.outputs.div_ceil(4)),
-            Op::MoeRoute(_) => Grid::Columns,
+            Op::MoeRoute(_) | Op::MoeCount(_) => Grid::Columns,
             Op::MoeMatmulGlu(p) => Grid::Tiles {
                 threads: p.outputs.div_ceil(4),
                 entries: p.x_entries,
@@ -373,6 +377,19 @@ impl Which {
         Which::OtherPrefill,
         Which::OtherRound,
     ];
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Which::Decode => "decode",
+            Which::Prefill => "prefill",
+            Which::Head => "head",
+            Which::PrefillLogits => "prefill_logits",
+            Which::Round => "round",
+            Which::OtherPrefill => "other_prefill",
+            Which::OtherRound => "other_round",
+        }
+    }
 }
 
 /// Buffers of the draft head.
@@ -431,6 +448,10 @@ pub struct Plan {
     pub masking: Option<Arc<Masking>>,
     /// The words that buffers begin with under the mask in force, or without one.
     pub lists: Vec<(BufferId, Vec<u32>)>,
+    /// Mixtures whose choices are counted.
+    pub routed: Vec<Routed>,
+    /// Banks that hold some of their experts at a time.
+    pub paged: Vec<Paged>,
 }
 
 impl Plan {
@@ -558,6 +579,12 @@ pub struct Counters {
     pub upload_bytes: u64,
     /// Bytes of device memory in use: weights, buffers, parameters.
     pub gpu_bytes: u64,
+    /// Experts of paged banks that were wanted and there, each once a layer and run.
+    pub expert_hits: u64,
+    /// Those that were wanted and had to be fetched.
+    pub expert_misses: u64,
+    /// Bytes that fetching took.
+    pub paged_bytes: u64,
 }
 
 impl Counters {
@@ -576,6 +603,9 @@ impl Counters {
             pipeline_us: self.pipeline_us - before.pipeline_us,
             upload_bytes: self.upload_bytes - before.upload_bytes,
             gpu_bytes: self.gpu_bytes,
+            expert_hits: self.expert_hits - before.expert_hits,
+            expert_misses: self.expert_misses - before.expert_misses,
+            paged_bytes: self.paged_bytes - before.paged_bytes,
         }
     }
 }
@@ -648,6 +678,8 @@ impl Plan {
             lists: Vec::new(),
             kept_states,
             drafts: 0,
+            routed: Vec::new(),
+            paged: Vec::new(),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::build::Builder;
 use super::masking::{Content, Part};
 use super::place::{Masked, Place};
 use super::walk::{DecodeNorm, Mode, Source, Walk};
-use super::{Bind, BufferId, Fill, Matrix, MatrixId, Stacking, VectorId};
+use super::{Bind, BufferId, Fill, Matrix, MatrixId, Paged, Routed, Stacking, VectorId};
 use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
 use crate::model::{Activation, FeedForward, Layer, Model, Moe};
@@ -164,6 +164,10 @@ impl Walk<'_> {
         let routable = self.masked(place, Part::Experts, moe.experts.len(), 1);
         let mut placed = Vec::new();
         let mut shared_matrix = None;
+        let counts = match self.b.options.experts.counted || banks.iter().any(|bank| !bank.members.is_empty()) {
+            true => Some(self.counts(place.layer, moe, name("counts"))?),
+            false => None,
+        };
         for (i, bank) in banks.into_iter().enumerate() {
             let bytes = 4 * (8 + 2 * bank.places.len() as u64);
             let fill = Fill::Experts {
@@ -192,11 +196,28 @@ impl Walk<'_> {
             if bank.has_shared {
                 shared_matrix = Some(gate_up);
             }
+            let down = self.b.add_matrix(bank.down);
+            if !bank.members.is_empty() && (routable.is_some() || place.pass != 0) {
+                bail!(
+                    UnsupportedModel,
+                    "{place}: experts that masks restrict, or that are visited again, cannot be paged yet"
+                );
+            }
+            if let (Some(counts), false) = (counts, bank.members.is_empty()) {
+                self.b.paged.push(Paged {
+                    counts,
+                    table,
+                    gate_up,
+                    down,
+                    slots: bank.placed,
+                    members: bank.members,
+                });
+            }
             placed.push(Placed {
                 placed: bank.placed as u32,
                 gate_up,
                 has_shared: bank.has_shared,
-                down: self.b.add_matrix(bank.down),
+                down,
                 table,
             });
         }
@@ -211,6 +232,9 @@ impl Walk<'_> {
         };
         self.norm(norm, &name("norm"));
         self.router(&mixture, &name, routable)?;
+        if let Some(counts) = counts {
+            self.count(&mixture, counts, &name("count"));
+        }
         self.decode_experts(&mixture, &name, next_norm);
         self.prefill_experts(&mixture, &name);
         if let Some(shared) = &moe.shared {
@@ -229,6 +253,30 @@ impl Walk<'_> {
         self.decode_normed = false;
         self.prefill_normed = false;
         Ok(())
+    }
+
+    /// The buffer that counts how often each expert is chosen.
+    fn counts(&mut self, layer: usize, moe: &Moe, label: String) -> Result<BufferId> {
+        let experts = moe.experts.len();
+        let counts = self.b.words(&label, experts)?;
+        self.b.routed.push(Routed { layer, experts, counts });
+        Ok(counts)
+    }
+
+    fn count(&mut self, mixture: &Mixture, counts: BufferId, label: &str) {
+        let Mixture { layout, scratch, .. } = mixture;
+        let Some(first) = mixture.banks.first() else { return };
+        let op = Op::MoeCount(kernel::MoeCount {
+            stride: Self::vectors_of(layout.logits) * 4,
+        });
+        let runs = [
+            (Mode::Decode, self.fixed.ctl, scratch.router),
+            (Mode::Prefill, self.fixed.ctl, scratch.routers),
+        ];
+        for (mode, ctl, router) in runs {
+            let bindings = [ctl, first.table, router, counts].map(Bind::Buffer).to_vec();
+            self.push(mode, label, op, None, bindings);
+        }
     }
 
     /// Logits of the experts and of the shared expert's weight.

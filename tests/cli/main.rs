@@ -5,5 +5,6 @@ mod commands;
 mod errors;
 #[path = "../golden/mod.rs"]
 mod golden;
+mod plan;
 mod streams;
 mod tools;

@@ -219,3 +219,58 @@ fn splitting_and_joining() {
         .unwrap();
     assert_eq!(run(&["verify", first.to_str().unwrap()]).code, Some(0));
 }
+
+/// A mixture is run, and narrowed to what it used.
+#[test]
+fn recorded_routes_narrow_a_mixture() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (model, stats, masked, small) = (path("m.cmf"), path("s.json"), path("masked.cmf"), path("small.cmf"));
+    let src = crate::golden::dir("qwen3_moe");
+    assert_eq!(
+        run(&["convert", src.to_str().unwrap(), "-o", &model, "--quant", "f16"]).code,
+        Some(0)
+    );
+    let asked = [
+        "run",
+        &model,
+        "--prompt-tokens",
+        "1,2,3,4,5",
+        "-n",
+        "4",
+        "--greedy",
+        "--route-stats",
+        &stats,
+    ];
+    let report = run(&[&asked[..], &["--json"]].concat()).json();
+    let recorded: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+    let tokens = report["tokens"].as_array().unwrap().len() as u64;
+    for counts in recorded["layers"].as_object().unwrap().values() {
+        let all: u64 = counts
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|count| count.as_u64().unwrap())
+            .sum();
+        // Two experts a token; the last token is not run.
+        assert_eq!(all, 2 * (5 + tokens - 1));
+    }
+    let narrow = ["--stats", &stats, "--cover", "0.7", "-o"];
+    let mask = [&["moe-mask", &model, "--task", "t"][..], &narrow, &[&masked]].concat();
+    assert_eq!(run(&mask).code, Some(0), "{}", run(&mask).stderr);
+    let defrag = [&["moe-defrag", &model][..], &narrow, &[&small]].concat();
+    assert_eq!(run(&defrag).code, Some(0), "{}", run(&defrag).stderr);
+    assert!(std::fs::metadata(&small).unwrap().len() < std::fs::metadata(&model).unwrap().len());
+    // A network without experts has nothing to record.
+    let dense = [
+        "run",
+        crate::build::model(),
+        "--prompt-tokens",
+        "1",
+        "-n",
+        "1",
+        "--route-stats",
+        &stats,
+    ];
+    run(&dense).fails(2, "Usage");
+}

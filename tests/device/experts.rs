@@ -11,7 +11,7 @@ use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::{Kv, Op};
 use cmf_gpu::model::{FeedForward, Model, bind};
 use cmf_gpu::parity::{self, Subject};
-use cmf_gpu::program::{Ctl, Executor, Extent, Plan, PlanOptions, Which, plan};
+use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::Session;
 use std::collections::BTreeMap;
@@ -29,6 +29,7 @@ fn options(max_binding: u64) -> PlanOptions {
         max_binding,
         all_logits: true,
         drafts: 0,
+        experts: ExpertOptions::default(),
     }
 }
 

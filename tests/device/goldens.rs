@@ -8,7 +8,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::program::{Executor, Plan, PlanOptions};
+use cmf_gpu::program::{Executor, ExpertOptions, Plan, PlanOptions};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Finish, Generation, Session};
 use std::ops::ControlFlow;
@@ -49,6 +49,7 @@ impl Golden {
             max_binding,
             all_logits: true,
             drafts: 0,
+            experts: ExpertOptions::default(),
         };
         crate::plan_of(&self.tensors, &options)
     }

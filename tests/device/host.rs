@@ -4,7 +4,7 @@ use cmf_gpu::Kind;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::program::{Ctl, Executor, Extent, Plan, PlanOptions, Which};
+use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which};
 use std::sync::Arc;
 
 fn executor() -> (Arc<Plan>, HostExecutor) {
@@ -16,6 +16,7 @@ fn executor() -> (Arc<Plan>, HostExecutor) {
         max_binding: 1 << 30,
         all_logits: false,
         drafts: 0,
+        experts: ExpertOptions::default(),
     };
     let plan = crate::plan_of(&tensors, &options);
     (plan.clone(), HostExecutor::new(plan, tensors).unwrap())

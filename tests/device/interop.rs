@@ -4,7 +4,7 @@ use cmf_gpu::container::Container;
 use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::program::{Executor, PlanOptions};
+use cmf_gpu::program::{Executor, ExpertOptions, PlanOptions};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
 use serde_json::Value;
@@ -55,6 +55,7 @@ fn check(dir: &Path, entry: &Value) -> usize {
             max_binding: device.max_binding(),
             all_logits: false,
             drafts,
+            experts: ExpertOptions::default(),
         };
         let plan = crate::plan_of(&tensors, &options);
         let executor: Box<dyn Executor> = match on_host {

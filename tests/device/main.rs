@@ -10,9 +10,11 @@ mod interop;
 mod invariance;
 mod masks;
 mod mixed;
+mod paging;
 mod parity;
 mod recurrent;
 mod speculation;
+mod synthetic;
 
 use cmf_gpu::container::Container;
 use cmf_gpu::convert::{Options, convert};

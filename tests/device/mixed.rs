@@ -8,7 +8,7 @@ use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::{Kernel, Kv};
 use cmf_gpu::model::bind;
 use cmf_gpu::parity::{self, Subject};
-use cmf_gpu::program::{Executor, Plan, PlanOptions, Which, plan};
+use cmf_gpu::program::{Executor, ExpertOptions, Plan, PlanOptions, Which, plan};
 use cmf_gpu::session::Session;
 use std::sync::Arc;
 
@@ -35,6 +35,7 @@ fn recoded(name: &str, choose: impl Fn(&str) -> Dtype, kv: Kv) -> Subject {
         max_binding: crate::device().max_binding(),
         all_logits: true,
         drafts: 0,
+        experts: ExpertOptions::default(),
     };
     let model = bind(&container.header().arch, &*tensors).unwrap();
     let plan = Arc::new(plan(&model, &*tensors, &options).unwrap());

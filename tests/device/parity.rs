@@ -7,7 +7,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::{Device, DeviceOptions, GpuExecutor};
 use cmf_gpu::kernel::{Kv, Op, Team};
 use cmf_gpu::parity::{self, Case, Outcome, Rig, Subject};
-use cmf_gpu::program::{PlanOptions, Run};
+use cmf_gpu::program::{ExpertOptions, PlanOptions, Run};
 use cmf_gpu::session::Session;
 use std::sync::Arc;
 
@@ -57,6 +57,7 @@ fn programs_of(name: &str, quant: Dtype, kv: Kv, drafts: u32) {
         max_binding: device.max_binding(),
         all_logits: kv == Kv::F32,
         drafts,
+        experts: ExpertOptions::default(),
     };
     let plan = crate::plan_of(&tensors, &options);
     let subject = Subject { plan, tensors };
@@ -179,6 +180,7 @@ fn a_model_in_segments_gives_the_same_bits() {
             max_binding: device.max_binding(),
             all_logits: true,
             drafts: 0,
+            experts: ExpertOptions::default(),
         };
         let plan = crate::plan_of(&tensors, &options);
         assert_eq!(plan.matrices[0].segments.len(), segments_of_head);
@@ -331,6 +333,7 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "moe_glu.q8_2f 24x96 3 of 8",
         "moe_down.q4tp 24x96 3 of 8",
         "moe_route 8 of 127",
+        "moe_count 8 of 127",
         "moe_lists 8 of 127",
         "moe_matmul_glu.q4_tiled 24x96 3 of 8",
         "moe_matmul.q8_row 24x96 3 of 8",
@@ -368,6 +371,7 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::MoeGlu(p) => p.placed -= 1,
             Op::MoeDown(p) => p.slots -= 1,
             Op::MoeRoute(p) => p.shared_expert = 0,
+            Op::MoeCount(p) => p.stride -= 1,
             Op::MoeLists(p) => p.tiles -= 1,
             Op::MoeMatmulGlu(p) => p.x_entries = 1,
             Op::MoeMatmul(p) => p.y_stride -= 1,
@@ -413,6 +417,7 @@ fn a_wrong_weight_in_a_model_is_found_by_the_name_of_its_step() {
         max_binding: device.max_binding(),
         all_logits: false,
         drafts: 0,
+        experts: ExpertOptions::default(),
     };
     let plan = crate::plan_of(&tensors, &options);
     let id = tensors.find("model.layers.1.mlp.down_proj.weight").unwrap();
@@ -442,6 +447,7 @@ fn a_wrong_parameter_in_a_model_is_found_by_the_name_of_its_step() {
         max_binding: device.max_binding(),
         all_logits: false,
         drafts: 0,
+        experts: ExpertOptions::default(),
     };
     let plan = crate::plan_of(&tensors, &options);
     let reference = Subject {

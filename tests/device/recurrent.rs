@@ -9,7 +9,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::{Kv, Op};
-use cmf_gpu::program::{Executor, Plan, PlanOptions};
+use cmf_gpu::program::{Executor, ExpertOptions, Plan, PlanOptions};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
 use safetensors::SafeTensors;
@@ -146,6 +146,7 @@ fn with_drafts(golden: &Golden, drafts: u32, host: bool) -> Session {
         max_binding: device.max_binding(),
         all_logits: false,
         drafts,
+        experts: ExpertOptions::default(),
     };
     let plan: Arc<Plan> = crate::plan_of(&golden.tensors, &options);
     let executor: Box<dyn Executor> = match host {

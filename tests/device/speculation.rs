@@ -8,7 +8,7 @@ use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::bind;
-use cmf_gpu::program::{Ctl, Executor, Extent, Plan, PlanOptions, Which, plan};
+use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, DraftMode, Finish, Generation, Session};
 use std::ops::ControlFlow;
@@ -42,6 +42,7 @@ impl Network {
             max_binding: crate::device().max_binding(),
             all_logits: false,
             drafts,
+            experts: ExpertOptions::default(),
         };
         Arc::new(plan(&model, &*self.tensors, &options).unwrap())
     }
@@ -170,6 +171,7 @@ fn a_mixture_of_experts_is_not_drafted_for() {
         max_binding: 1 << 30,
         all_logits: false,
         drafts,
+        experts: ExpertOptions::default(),
     };
     assert!(plan(&model, &*network.tensors, &options(0)).is_ok());
     let err = plan(&model, &*network.tensors, &options(1)).unwrap_err();

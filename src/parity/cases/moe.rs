@@ -11,6 +11,7 @@ pub(in crate::parity) enum MoePart {
     Glu,
     Down,
     Route,
+    Count,
     Lists,
     MatmulGlu,
     Matmul,
@@ -57,6 +58,7 @@ impl MoePart {
             MoePart::Glu => "moe_glu",
             MoePart::Down => "moe_down",
             MoePart::Route => "moe_route",
+            MoePart::Count => "moe_count",
             MoePart::Lists => "moe_lists",
             MoePart::MatmulGlu => "moe_matmul_glu",
             MoePart::Matmul => "moe_matmul",
@@ -76,7 +78,7 @@ impl MoePart {
         match self {
             MoePart::Glu | MoePart::MatmulGlu | MoePart::Route => Tolerance::Exponential,
             MoePart::Down | MoePart::Matmul | MoePart::Combine => Tolerance::Summed,
-            MoePart::Lists => Tolerance::Exact,
+            MoePart::Count | MoePart::Lists => Tolerance::Exact,
         }
     }
 }
@@ -148,7 +150,7 @@ impl Table {
                 };
                 self.add_moe("", moe);
             }
-            for part in [MoePart::Route, MoePart::Lists, MoePart::Combine] {
+            for part in [MoePart::Route, MoePart::Count, MoePart::Lists, MoePart::Combine] {
                 let columns = vec![1, 2, 17, 64];
                 let moe = Moe {
                     experts,
@@ -158,7 +160,7 @@ impl Table {
                 };
                 self.add_moe("", moe);
             }
-            for part in [MoePart::Glu, MoePart::Route] {
+            for part in [MoePart::Glu, MoePart::Route, MoePart::Count] {
                 for flags in 1..16 {
                     let moe = Moe {
                         experts,
@@ -169,7 +171,7 @@ impl Table {
                         ties: flags & 8 != 0,
                         outputs: 2,
                         cols: 32,
-                        columns: if part == MoePart::Route { vec![9] } else { vec![1] },
+                        columns: if part == MoePart::Glu { vec![1] } else { vec![9] },
                         ..plain(part, Dtype::F32)
                     };
                     self.add_moe("", moe);

@@ -50,6 +50,7 @@ impl Maker {
             MoePart::Glu => rig.glu(self),
             MoePart::Down => rig.down(self),
             MoePart::Route => rig.route(self),
+            MoePart::Count => rig.count(self),
             MoePart::Lists => rig.lists(self),
             MoePart::MatmulGlu | MoePart::Matmul => rig.matmul(self),
             MoePart::Combine => rig.combine(self),
@@ -240,12 +241,35 @@ impl MoeRig<'_> {
         maker.step(op, [CTL, self.table, router, routes].map(Bind::Buffer).to_vec());
         for &columns in &spec.columns {
             let table = self.table(&mut maker.random);
-            let mut logits = Vec::new();
-            for _ in 0..columns {
-                logits.extend(self.logits(&mut maker.random));
-                logits.resize(logits.len().next_multiple_of(stride), 0);
-            }
+            let logits = self.columns_of_logits(maker, columns);
             maker.round(0, columns, vec![(self.table, table), (router, logits)]);
+        }
+    }
+
+    fn columns_of_logits(&self, maker: &mut Maker, columns: u32) -> Vec<u32> {
+        let (_, stride) = self.logits_len();
+        let mut logits = Vec::new();
+        for _ in 0..columns {
+            logits.extend(self.logits(&mut maker.random));
+            logits.resize(logits.len().next_multiple_of(stride), 0);
+        }
+        logits
+    }
+
+    fn count(&mut self, maker: &mut Maker) {
+        let spec = self.spec;
+        let (_, stride) = self.logits_len();
+        let router = maker.buffer("router", stride * self.most());
+        let counts = maker.buffer("counts", spec.experts);
+        let op = Op::MoeCount(kernel::MoeCount { stride: stride as u32 });
+        maker.step(op, [CTL, self.table, router, counts].map(Bind::Buffer).to_vec());
+        for &columns in &spec.columns {
+            let table = self.table(&mut maker.random);
+            let logits = self.columns_of_logits(maker, columns);
+            // Of earlier runs.
+            let before = (0..spec.experts as u32).map(|expert| expert % 5).collect();
+            let inputs = vec![(self.table, table), (router, logits), (counts, before)];
+            maker.round(0, columns, inputs);
         }
     }
 

@@ -1,0 +1,119 @@
+//! What a plan takes and what its programs cost, told from the plan alone.
+
+use super::{Bind, Buffer, BufferId, Plan, Program, Step, Which};
+use crate::kernel::{Access, Op};
+use std::collections::HashSet;
+
+/// What a plan takes on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Bytes of all weights.
+    pub weight_bytes: u64,
+    /// Bytes of cached keys and values, for all positions of the context.
+    pub kv_bytes: u64,
+    /// Bytes of the states of recurrent layers.
+    pub state_bytes: u64,
+    /// Bytes of all other buffers: activations, tables.
+    pub other_bytes: u64,
+    /// The programs that have steps.
+    pub programs: Vec<ProgramCost>,
+}
+
+/// What one run of a program costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramCost {
+    /// Which program.
+    pub which: Which,
+    /// Its steps.
+    pub dispatches: usize,
+    /// Steps that have to wait until those before them are done: see [`Program::barriers`].
+    pub barriers: usize,
+    /// Bytes of weights that one run with one column reads.
+    pub weight_bytes: u64,
+}
+
+impl Plan {
+    /// What the plan takes, and what its programs cost.
+    pub fn cost(&self) -> Cost {
+        let steps = || self.programs.iter().flat_map(|program| &program.steps);
+        let caches = self.written_by(steps(), |op| matches!(op, Op::Rope(_)), &["k_cache", "v_cache"]);
+        let states = self.written_by(steps(), |op| matches!(op, Op::DeltaNet(_)), &["ring", "state"]);
+        let programs = Which::ALL
+            .iter()
+            .filter(|&&which| !self.program(which).steps.is_empty());
+        Cost {
+            weight_bytes: self.weight_bytes(),
+            kv_bytes: caches,
+            state_bytes: states,
+            other_bytes: self.buffer_bytes() - caches - states,
+            programs: programs
+                .map(|&which| ProgramCost {
+                    which,
+                    dispatches: self.program(which).steps.len(),
+                    barriers: self.program(which).barriers(),
+                    weight_bytes: self.weight_bytes_read(which),
+                })
+                .collect(),
+        }
+    }
+
+    /// Bytes of the buffers that some steps bind under one of these names to write them.
+    fn written_by<'a>(
+        &self,
+        steps: impl Iterator<Item = &'a Step>,
+        which: impl Fn(&Op) -> bool,
+        names: &[&str],
+    ) -> u64 {
+        let written = steps.filter(|step| which(&step.op)).flat_map(Step::writes);
+        let buffers: HashSet<BufferId> = written
+            .filter(|(name, _)| names.contains(name))
+            .map(|(_, buffer)| buffer)
+            .collect();
+        let buffers = buffers.iter().filter_map(|&buffer| self.buffers.get(buffer));
+        buffers.map(|buffer: &Buffer| buffer.bytes).sum()
+    }
+}
+
+impl Program {
+    /// Steps that have to wait: those that read or write what a step since the last wait wrote, or write what one of these
+    /// read. As a wait is for everything before it, this is how many barriers the program needs in its order.
+    pub fn barriers(&self) -> usize {
+        let (mut read, mut written) = (HashSet::new(), HashSet::new());
+        let mut barriers = 0;
+        for step in &self.steps {
+            let uses = step.uses();
+            let waits = uses.iter().any(|(buffer, access)| {
+                written.contains(buffer) || (*access == Access::Write && read.contains(buffer))
+            });
+            if waits {
+                barriers += 1;
+                read.clear();
+                written.clear();
+            }
+            for (buffer, access) in uses {
+                match access {
+                    Access::Read => read.insert(buffer),
+                    Access::Write => written.insert(buffer),
+                };
+            }
+        }
+        barriers
+    }
+}
+
+impl Step {
+    /// The buffers it binds, and how.
+    fn uses(&self) -> Vec<(BufferId, Access)> {
+        let written: Vec<BufferId> = self.writes().into_iter().map(|(_, buffer)| buffer).collect();
+        let bound = self.bindings.iter().filter_map(|bind| match *bind {
+            Bind::Buffer(buffer) => Some(buffer),
+            Bind::Weight(..) | Bind::Vector(_) => None,
+        });
+        bound
+            .map(|buffer| match written.contains(&buffer) {
+                true => (buffer, Access::Write),
+                false => (buffer, Access::Read),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,108 @@
+//! Mixtures of experts whose choices are counted, and banks that hold some of their experts at a time: which steps such a
+//! bank has to be ready for, and where a slot's weights lie. What is in which slot when is the executor's to know.
+
+use super::{Bind, BufferId, MatrixId, Program, Slice};
+use crate::kernel::Op;
+use std::ops::Range;
+
+/// A mixture whose choices are counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Routed {
+    /// Its layer.
+    pub layer: usize,
+    /// Its experts.
+    pub experts: usize,
+    /// How often each was chosen, one word an expert.
+    pub counts: BufferId,
+}
+
+/// An expert of a paged bank: its number in the layer, and its gate, up and down rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    /// Its number in the layer.
+    pub expert: usize,
+    /// Gate, up and down projections.
+    pub parts: [Slice; 3],
+}
+
+/// A bank with fewer slots than experts. At first its slots hold its first members, in order.
+#[derive(Clone, Debug)]
+pub struct Paged {
+    /// How often each expert of the layer was chosen.
+    pub counts: BufferId,
+    /// Where its experts are.
+    pub table: BufferId,
+    /// Gate and up projections.
+    pub gate_up: MatrixId,
+    /// Down projections.
+    pub down: MatrixId,
+    /// Experts it holds at a time.
+    pub slots: usize,
+    /// All its experts.
+    pub members: Vec<Member>,
+}
+
+impl Paged {
+    /// The matrices and, of the `runs` of their segments, those of a slot, with the member's part that goes there.
+    pub fn runs_of(&self, slot: usize, runs: impl Fn(MatrixId) -> usize) -> [(MatrixId, usize, usize); 3] {
+        // The shared expert's rows may come first.
+        let first = runs(self.gate_up).saturating_sub(2 * self.slots);
+        [
+            (self.gate_up, first + slot, 0),
+            (self.gate_up, first + self.slots + slot, 1),
+            (self.down, slot, 2),
+        ]
+    }
+}
+
+/// A place in a program where experts that were chosen have to be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// Indices into the plan's paged banks: those of one layer.
+    pub banks: Vec<usize>,
+    /// How often each expert was chosen.
+    pub counts: BufferId,
+    /// The steps that read the banks' experts. When these come in several groups, the steps run once for each: they leave
+    /// alone what an absent expert would compute.
+    pub steps: Range<usize>,
+}
+
+impl Program {
+    /// Where the program has to wait for experts, in order. In decoding, all experts of a token have to be there at once.
+    pub fn pauses(&self, paged: &[Paged]) -> Vec<Pause> {
+        let mut pauses: Vec<Pause> = Vec::new();
+        let mut counted = None;
+        for (i, step) in self.steps.iter().enumerate() {
+            match (&step.op, step.bindings.last(), step.bindings.first()) {
+                (Op::MoeCount(_), Some(&Bind::Buffer(counts)), _) => counted = Some(counts),
+                (
+                    Op::MoeGlu(_) | Op::MoeDown(_) | Op::MoeMatmulGlu(_) | Op::MoeMatmul(_),
+                    _,
+                    Some(&Bind::Weight(matrix, _)),
+                ) => {
+                    let bank = paged
+                        .iter()
+                        .position(|bank| bank.gate_up == matrix || bank.down == matrix);
+                    let (Some(bank), Some(counts)) = (bank, counted) else {
+                        continue;
+                    };
+                    match pauses.last_mut().filter(|pause| pause.counts == counts) {
+                        Some(pause) => {
+                            pause.steps.end = i + 1;
+                            if !pause.banks.contains(&bank) {
+                                pause.banks.push(bank);
+                            }
+                        }
+                        None => pauses.push(Pause {
+                            banks: vec![bank],
+                            counts,
+                            steps: i..i + 1,
+                        }),
+                    }
+                }
+                _ => {}
+            }
+        }
+        pauses
+    }
+}

@@ -1,0 +1,389 @@
+//! The shapes of known networks: dimensions, and which tensors they have. No weights here.
+
+use crate::container::{Arch, Header};
+use crate::error::{Result, bail};
+use serde_json::{Value, json};
+
+/// A network's dimensions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// Elements of the residual stream.
+    pub hidden: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Width of a dense feed-forward network; 0 where all are mixtures.
+    pub width: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Positions it was trained for.
+    pub positions: usize,
+    /// Whether the output projection is the embedding.
+    pub tied: bool,
+    /// Whether query and key heads are normalised.
+    pub qk_norm: bool,
+    /// Whether query heads have gates.
+    pub gated: bool,
+    /// Share of a head that is rotated.
+    pub rotary: f64,
+    /// The mixtures of experts, where feed-forward networks are such.
+    pub experts: Option<ExpertShape>,
+    /// The recurrent layers, where there are such.
+    pub delta: Option<DeltaShape>,
+}
+
+/// A mixture of experts in every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts a token takes.
+    pub top_k: usize,
+    /// Width of an expert.
+    pub width: usize,
+    /// Width of the shared expert; 0 = none.
+    pub shared: usize,
+}
+
+/// Gated DeltaNet layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values and states.
+    pub value_heads: usize,
+    /// Elements of a head of either.
+    pub head_dim: usize,
+    /// Positions under the convolution.
+    pub taps: usize,
+    /// Every so many layers the last attends; the others are recurrent.
+    pub attends_every: usize,
+}
+
+/// What the known shapes have in common.
+const PLAIN: Shape = Shape {
+    name: "",
+    hidden: 0,
+    layers: 0,
+    heads: 0,
+    kv_heads: 0,
+    head_dim: 0,
+    width: 0,
+    vocab: 0,
+    positions: 32768,
+    tied: false,
+    qk_norm: false,
+    gated: false,
+    rotary: 1.0,
+    experts: None,
+    delta: None,
+};
+
+/// Dimensions are those of each model's published `config.json` on the Hugging Face hub: HuggingFaceTB/SmolLM2-135M,
+/// meta-llama/Llama-3.1-8B, Qwen/Qwen3-8B, Qwen/Qwen3-30B-A3B, Qwen/Qwen3.5-27B and Qwen/Qwen3.5-35B-A3B (of the last two
+/// the text network, without its draft head).
+const SHAPES: [Shape; 6] = [
+    Shape {
+        name: "smollm2-135m",
+        hidden: 576,
+        layers: 30,
+        heads: 9,
+        kv_heads: 3,
+        head_dim: 64,
+        width: 1536,
+        vocab: 49152,
+        tied: true,
+        ..PLAIN
+    },
+    Shape {
+        name: "llama-8b",
+        hidden: 4096,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        width: 14336,
+        vocab: 128256,
+        ..PLAIN
+    },
+    Shape {
+        name: "qwen3-8b",
+        hidden: 4096,
+        layers: 36,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        width: 12288,
+        vocab: 151936,
+        qk_norm: true,
+        ..PLAIN
+    },
+    Shape {
+        name: "qwen3-30b-a3b",
+        hidden: 2048,
+        layers: 48,
+        heads: 32,
+        kv_heads: 4,
+        head_dim: 128,
+        vocab: 151936,
+        positions: 40960,
+        qk_norm: true,
+        experts: Some(ExpertShape {
+            count: 128,
+            top_k: 8,
+            width: 768,
+            shared: 0,
+        }),
+        ..PLAIN
+    },
+    Shape {
+        name: "qwen3.5-27b",
+        hidden: 5120,
+        layers: 64,
+        heads: 24,
+        kv_heads: 4,
+        head_dim: 256,
+        width: 17408,
+        vocab: 248320,
+        positions: 262144,
+        qk_norm: true,
+        gated: true,
+        rotary: 0.25,
+        delta: Some(DeltaShape {
+            key_heads: 16,
+            value_heads: 48,
+            head_dim: 128,
+            taps: 4,
+            attends_every: 4,
+        }),
+        ..PLAIN
+    },
+    Shape {
+        name: "qwen3.5-35b-a3b",
+        hidden: 2048,
+        layers: 40,
+        heads: 16,
+        kv_heads: 2,
+        head_dim: 256,
+        vocab: 248320,
+        positions: 262144,
+        qk_norm: true,
+        gated: true,
+        rotary: 0.25,
+        experts: Some(ExpertShape {
+            count: 256,
+            top_k: 8,
+            width: 512,
+            shared: 512,
+        }),
+        delta: Some(DeltaShape {
+            key_heads: 16,
+            value_heads: 32,
+            head_dim: 128,
+            taps: 4,
+            attends_every: 4,
+        }),
+        ..PLAIN
+    },
+];
+
+/// How a tensor's type is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The embedding or the output projection.
+    Table,
+    /// What decides about experts or decays: small, and kept exact.
+    Choice,
+    /// All others.
+    Matrix,
+}
+
+impl Shape {
+    /// The names of known shapes.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        SHAPES.iter().map(|shape| shape.name)
+    }
+
+    /// A known shape. Errors: `Usage` for an unknown name.
+    pub fn named(name: &str) -> Result<Shape> {
+        match SHAPES.iter().find(|shape| shape.name == name) {
+            Some(shape) => Ok(shape.clone()),
+            None => bail!(
+                Usage,
+                "no synthetic model '{name}'; there are {}",
+                Shape::names().collect::<Vec<_>>().join(", ")
+            ),
+        }
+    }
+
+    /// The same with the first `layers` layers only. Errors: `Usage` for none, or for more than there are.
+    pub fn with_layers(self, layers: usize) -> Result<Shape> {
+        if !(1..=self.layers).contains(&layers) {
+            bail!(Usage, "{layers} layers of {}, wanted 1 to {}", self.name, self.layers);
+        }
+        Ok(Shape { layers, ..self })
+    }
+
+    fn recurs(&self, layer: usize) -> bool {
+        self.delta
+            .is_some_and(|delta| !(layer + 1).is_multiple_of(delta.attends_every))
+    }
+
+    /// The description of the network. Errors: `Parse` for dimensions that no network has.
+    pub(super) fn arch(&self) -> Result<Arch> {
+        let kind = |layer| match self.recurs(layer) {
+            true => "LinearAttention",
+            false => "FullAttention",
+        };
+        let mut arch = json!({
+            "arch_name": self.name,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.width,
+            "num_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "layer_types": (0..self.layers).map(kind).collect::<Vec<_>>(),
+            "rms_norm_eps": 1e-5,
+            "norm_style": "qwen",
+            "partial_rotary_factor": self.rotary,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": self.positions,
+        });
+        if let Some(delta) = self.delta {
+            arch["linear_num_key_heads"] = delta.key_heads.into();
+            arch["linear_num_value_heads"] = delta.value_heads.into();
+            arch["linear_key_head_dim"] = delta.head_dim.into();
+            arch["linear_value_head_dim"] = delta.head_dim.into();
+            arch["linear_conv_kernel_dim"] = delta.taps.into();
+        }
+        if let Some(experts) = self.experts {
+            arch["moe"] = json!({
+                "num_experts": experts.count,
+                "top_k": experts.top_k,
+                "moe_intermediate_size": experts.width,
+                "norm_topk_prob": true,
+                "shared_expert_intermediate_size": (experts.shared != 0).then_some(experts.shared),
+            });
+        }
+        match json!({ "arch": arch }) {
+            Value::Object(header) => Ok(Header::from_json(&header)?.arch),
+            _ => bail!(Parse, "the header is not an object"),
+        }
+    }
+
+    /// Every tensor with its dimensions.
+    pub(super) fn tensors(&self) -> Vec<(String, Part, Vec<usize>)> {
+        let mut all = vec![(
+            "model.embed_tokens.weight".to_string(),
+            Part::Table,
+            vec![self.vocab, self.hidden],
+        )];
+        for layer in 0..self.layers {
+            let mut add = |name: &str, part, dims: &[usize]| {
+                all.push((format!("model.layers.{layer}.{name}"), part, dims.to_vec()));
+            };
+            add("input_layernorm.weight", Part::Matrix, &[self.hidden]);
+            match self.delta.filter(|_| self.recurs(layer)) {
+                Some(delta) => self.delta_net(&delta, &mut add),
+                None => self.attention(&mut add),
+            }
+            add("post_attention_layernorm.weight", Part::Matrix, &[self.hidden]);
+            match self.experts {
+                Some(experts) => self.mixture(&experts, &mut add),
+                None => self.ffn("mlp", self.width, &mut add),
+            }
+        }
+        all.push(("model.norm.weight".into(), Part::Matrix, vec![self.hidden]));
+        if !self.tied {
+            all.push(("lm_head.weight".into(), Part::Table, vec![self.vocab, self.hidden]));
+        }
+        all
+    }
+
+    fn attention(&self, add: &mut dyn FnMut(&str, Part, &[usize])) {
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let queries = if self.gated { 2 * q } else { q };
+        add("self_attn.q_proj.weight", Part::Matrix, &[queries, self.hidden]);
+        add("self_attn.k_proj.weight", Part::Matrix, &[kv, self.hidden]);
+        add("self_attn.v_proj.weight", Part::Matrix, &[kv, self.hidden]);
+        add("self_attn.o_proj.weight", Part::Matrix, &[self.hidden, q]);
+        if self.qk_norm {
+            add("self_attn.q_norm.weight", Part::Matrix, &[self.head_dim]);
+            add("self_attn.k_norm.weight", Part::Matrix, &[self.head_dim]);
+        }
+    }
+
+    fn delta_net(&self, delta: &DeltaShape, add: &mut dyn FnMut(&str, Part, &[usize])) {
+        let values = delta.value_heads * delta.head_dim;
+        let channels = 2 * delta.key_heads * delta.head_dim + values;
+        add("linear_attn.in_proj_qkv.weight", Part::Matrix, &[channels, self.hidden]);
+        add("linear_attn.in_proj_z.weight", Part::Matrix, &[values, self.hidden]);
+        for gate in ["linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight"] {
+            add(gate, Part::Choice, &[delta.value_heads, self.hidden]);
+        }
+        add("linear_attn.conv1d.weight", Part::Choice, &[channels, 1, delta.taps]);
+        add("linear_attn.A_log", Part::Matrix, &[delta.value_heads]);
+        add("linear_attn.dt_bias", Part::Matrix, &[delta.value_heads]);
+        add("linear_attn.norm.weight", Part::Matrix, &[delta.head_dim]);
+        add("linear_attn.out_proj.weight", Part::Matrix, &[self.hidden, values]);
+    }
+
+    fn mixture(&self, experts: &ExpertShape, add: &mut dyn FnMut(&str, Part, &[usize])) {
+        add("mlp.gate.weight", Part::Choice, &[experts.count, self.hidden]);
+        for expert in 0..experts.count {
+            self.ffn(&format!("mlp.experts.{expert}"), experts.width, add);
+        }
+        if experts.shared != 0 {
+            self.ffn("mlp.shared_expert", experts.shared, add);
+            add("mlp.shared_expert_gate.weight", Part::Choice, &[1, self.hidden]);
+        }
+    }
+
+    fn ffn(&self, at: &str, width: usize, add: &mut dyn FnMut(&str, Part, &[usize])) {
+        add(&format!("{at}.gate_proj.weight"), Part::Matrix, &[width, self.hidden]);
+        add(&format!("{at}.up_proj.weight"), Part::Matrix, &[width, self.hidden]);
+        add(&format!("{at}.down_proj.weight"), Part::Matrix, &[self.hidden, width]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_as_many_as_the_names_say() {
+        // 10⁹ elements, those of embedding and head included; the last two without vision and draft head.
+        for (name, billions) in [
+            ("smollm2-135m", 0.1345),
+            ("llama-8b", 8.03),
+            ("qwen3-8b", 8.19),
+            ("qwen3-30b-a3b", 30.53),
+            ("qwen3.5-27b", 26.9),
+            ("qwen3.5-35b-a3b", 34.66),
+        ] {
+            let tensors = Shape::named(name).unwrap().tensors();
+            let elements: usize = tensors.iter().map(|(_, _, dims)| dims.iter().product::<usize>()).sum();
+            let off = elements as f64 / 1e9 / billions - 1.0;
+            assert!(off.abs() < 0.005, "{name}: {elements}");
+        }
+    }
+
+    #[test]
+    fn layers_are_cut_at_the_end() {
+        let whole = Shape::named("qwen3.5-27b").unwrap();
+        let cut = whole.clone().with_layers(4).unwrap();
+        assert_eq!(cut.tensors()[..50], whole.tensors()[..50]);
+        assert!(cut.arch().unwrap().layer_types.len() == 4);
+        assert!(whole.clone().with_layers(0).is_err() && whole.with_layers(65).is_err());
+        assert!(Shape::named("qwen").is_err());
+    }
+}

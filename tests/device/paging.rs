@@ -1,0 +1,272 @@
+//! Counting which experts are chosen, and banks that hold some of their experts at a time.
+
+use crate::golden::Recorded;
+use crate::goldens::Golden;
+use cmf_gpu::container::Tensors;
+use cmf_gpu::dtype::Dtype;
+use cmf_gpu::engine::Placed;
+use cmf_gpu::error::{Kind, Result};
+use cmf_gpu::gpu::GpuExecutor;
+use cmf_gpu::host::HostExecutor;
+use cmf_gpu::kernel::Kv;
+use cmf_gpu::model::{FeedForward, bind};
+use cmf_gpu::options::LoadOptions;
+use cmf_gpu::program::{Counters, ExpertOptions, Plan, PlanOptions, plan};
+use cmf_gpu::sampling::Sampling;
+use cmf_gpu::session::{Cancel, Generation, Session};
+use cmf_gpu::synthetic::{ExpertShape, Shape, synthetic};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+const MIXTURES: [&str; 4] = ["qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe"];
+
+fn golden(name: &'static str, quant: Dtype) -> Golden {
+    Golden::of(name, crate::golden(name, quant))
+}
+
+fn planned(golden: &Golden, experts: ExpertOptions) -> Result<Arc<Plan>> {
+    let model = bind(&golden.tensors.header().arch, &*golden.tensors)?;
+    let options = PlanOptions {
+        ctx: 96,
+        chunk: 16,
+        kv: Kv::F32,
+        max_binding: crate::device().max_binding(),
+        all_logits: true,
+        drafts: 0,
+        experts,
+    };
+    plan(&model, &*golden.tensors, &options).map(Arc::new)
+}
+
+fn on_device(golden: &Golden, experts: ExpertOptions) -> Session {
+    let plan = planned(golden, experts).unwrap();
+    let mut executor = GpuExecutor::new(crate::device(), plan.clone(), &*golden.tensors, &mut |_, _| Ok(())).unwrap();
+    if !plan.paged.is_empty() {
+        executor.page_from(golden.tensors.clone()).unwrap();
+    }
+    Session::new(plan, Box::new(executor))
+}
+
+fn slots(slots: usize) -> ExpertOptions {
+    ExpertOptions {
+        slots: Some(slots),
+        ..ExpertOptions::default()
+    }
+}
+
+fn prompt(name: &str) -> Vec<u32> {
+    let json = crate::golden::described(name);
+    let ids = json["prompts"][2]["prompt"].as_array().unwrap();
+    ids.iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// Experts of a layer, and how many a token takes.
+fn experts(golden: &Golden) -> (usize, usize) {
+    let model = bind(&golden.tensors.header().arch, &*golden.tensors).unwrap();
+    let mut mixtures = model.layers.iter().filter_map(|layer| match &layer.ffn {
+        FeedForward::Moe(moe) => Some((moe.experts.len(), moe.top_k)),
+        FeedForward::Dense(_) => None,
+    });
+    mixtures.next().unwrap()
+}
+
+/// Logits of every token, the first `prefill` in chunks and the others one by one.
+fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<u32> {
+    let mut all = Vec::new();
+    let mut sink = |_: usize, logits: &[f32], _: &[Vec<f32>]| {
+        all.extend(logits.iter().map(|value| value.to_bits()));
+        Ok(())
+    };
+    session.logits(tokens, prefill, false, &mut sink).unwrap();
+    all
+}
+
+#[test]
+fn choices_are_counted_as_they_were_recorded() {
+    let counted = ExpertOptions {
+        counted: true,
+        slots: None,
+    };
+    for name in MIXTURES {
+        let golden = golden(name, Dtype::F16);
+        let tokens = prompt(name);
+        let recorded = Recorded::of(name);
+        let on_host = || {
+            let plan = planned(&golden, counted).unwrap();
+            let executor = HostExecutor::new(plan.clone(), golden.tensors.clone()).unwrap();
+            Session::new(plan, Box::new(executor))
+        };
+        for mut session in [on_device(&golden, counted), on_host()] {
+            let mut runs = 0;
+            for prefill in [40, 21] {
+                logits(&mut session, &tokens, prefill);
+                runs += 1;
+                let counts = session.route_counts().unwrap();
+                assert!(!counts.is_empty());
+                for (layer, counts) in counts {
+                    let chosen = recorded.integers(&format!("router.p2.layer{layer}.topk_index"));
+                    let mut wanted = vec![0; counts.len()];
+                    chosen.iter().for_each(|&expert| wanted[expert as usize] += runs);
+                    assert_eq!(counts, wanted, "{name}, layer {layer}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_that_do_not_count_have_no_steps_for_it() {
+    let golden = golden("qwen3_moe", Dtype::F16);
+    let steps = |experts| {
+        let plan = planned(&golden, experts).unwrap();
+        plan.programs[0]
+            .steps
+            .iter()
+            .map(|step| step.label.clone())
+            .collect::<Vec<_>>()
+    };
+    let plain = steps(ExpertOptions::default());
+    assert!(plain.iter().all(|label| !label.ends_with(".count")));
+    let counted = ExpertOptions {
+        counted: true,
+        slots: None,
+    };
+    let counting = steps(counted);
+    assert_eq!(
+        counting
+            .iter()
+            .filter(|label| !label.ends_with(".count"))
+            .collect::<Vec<_>>(),
+        plain.iter().collect::<Vec<_>>()
+    );
+    assert!(counting.len() > plain.len());
+}
+
+/// Every number of slots, types with and without scales, in chunks that want more experts than there are slots.
+#[test]
+fn paged_experts_give_the_same_bits() {
+    for (name, quant) in [
+        ("qwen3_moe", Dtype::F16),
+        ("qwen3_moe", Dtype::Q82f),
+        ("qwen3_moe", Dtype::Q4tp),
+        ("qwen3_5_moe", Dtype::F16),
+        ("qwen3_5_moe", Dtype::Q4Block),
+        ("qwen2_moe", Dtype::Q8Row),
+    ] {
+        let golden = golden(name, quant);
+        let tokens = prompt(name);
+        let mut resident = on_device(&golden, ExpertOptions::default());
+        let wanted = [40, 21].map(|prefill| logits(&mut resident, &tokens, prefill));
+        let whole = resident.counters();
+        assert_eq!((whole.expert_hits, whole.expert_misses, whole.paged_bytes), (0, 0, 0));
+        let (experts, top_k) = experts(&golden);
+        for count in top_k..experts {
+            let mut session = on_device(&golden, slots(count));
+            assert!(!session.plan().paged.is_empty());
+            assert!(session.plan().weight_bytes() < resident.plan().weight_bytes());
+            for (prefill, wanted) in [40, 21].into_iter().zip(&wanted) {
+                assert!(
+                    logits(&mut session, &tokens, prefill) == *wanted,
+                    "{name} {}, {count} slots, {prefill} in chunks",
+                    quant.name()
+                );
+            }
+            let Counters {
+                expert_hits,
+                expert_misses,
+                paged_bytes,
+                ..
+            } = session.counters();
+            assert!(expert_misses > 0 && expert_hits > 0, "{name}, {count} slots");
+            assert!(
+                paged_bytes > expert_misses * 1000,
+                "{paged_bytes} bytes of {expert_misses}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fewer_slots_than_a_token_takes_are_out_of_memory() {
+    let golden = golden("qwen3_moe", Dtype::F16);
+    let (_, top_k) = experts(&golden);
+    assert_eq!(planned(&golden, slots(top_k - 1)).unwrap_err().kind, Kind::OutOfMemory);
+}
+
+fn narrow(layers: usize) -> Shape {
+    let real = Shape::named("qwen3.5-35b-a3b").unwrap();
+    Shape {
+        hidden: 128,
+        heads: 4,
+        head_dim: 32,
+        vocab: 128,
+        experts: Some(ExpertShape {
+            count: 64,
+            top_k: 4,
+            width: 128,
+            shared: 64,
+        }),
+        delta: None,
+        ..real.with_layers(layers).unwrap()
+    }
+}
+
+fn placed(tensors: &Arc<dyn Tensors>, shape: &Shape, vram_mb: Option<u64>) -> Result<Placed> {
+    let (arch, _) = synthetic(shape, Dtype::Q8Row).unwrap();
+    let options = LoadOptions {
+        ctx: Some(128),
+        vram_mb,
+        ..LoadOptions::default()
+    };
+    Placed::new(
+        &arch,
+        tensors.clone(),
+        Some(crate::device()),
+        None,
+        &options,
+        &mut |_, _| ControlFlow::Continue(()),
+    )
+}
+
+fn answer(session: &mut Session) -> Vec<u32> {
+    let generation = Generation {
+        sampling: Sampling::greedy(),
+        stops: Vec::new(),
+        max_tokens: 24,
+    };
+    let prompt: Vec<u32> = (0..100).map(|i| i * 37 % 128).collect();
+    assert!(session.prefill(&prompt, &Cancel::new()).unwrap().1.is_continue());
+    let mut tokens = Vec::new();
+    session
+        .generate(&generation, &Cancel::new(), &mut |token| {
+            tokens.push(token);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    tokens
+}
+
+#[test]
+fn a_model_larger_than_the_memory_allowed_is_paged() {
+    let shape = narrow(4);
+    let tensors: Arc<dyn Tensors> = Arc::new(synthetic(&shape, Dtype::Q8Row).unwrap().1);
+    let mut whole = placed(&tensors, &shape, None).unwrap();
+    assert_eq!(whole.placement.notice, None);
+    let needs = |placed: &Placed| placed.placement.weight_bytes + placed.placement.buffer_bytes;
+    let limit = needs(&whole) / (1 << 20) - 2;
+    let mut paged = placed(&tensors, &shape, Some(limit)).unwrap();
+    assert!(needs(&paged) <= limit << 20, "{}", needs(&paged));
+    // As many as fit: one more in each layer would not.
+    let expert = 3 * 128 * (128 + 2);
+    assert!(needs(&paged) + 4 * expert > limit << 20);
+    let notice = paged.placement.notice.clone().unwrap();
+    assert!(notice.contains("of 64 experts a layer"), "{notice}");
+    assert_eq!(answer(&mut paged.session), answer(&mut whole.session));
+    assert!(paged.session.counters().expert_misses > 0);
+
+    let err = placed(&tensors, &shape, Some(1)).err().unwrap();
+    assert_eq!(err.kind, Kind::OutOfMemory);
+    for part in ["--vram-mb allows 1", "4 of 64 experts"] {
+        assert!(err.message.contains(part), "{}", err.message);
+    }
+}
