@@ -9,7 +9,7 @@ use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::{Kernel, Kv, Op};
 use cmf_gpu::model::{Model, bind};
 use cmf_gpu::parity::{self, Subject};
-use cmf_gpu::program::{Bind, Executor, Plan, PlanOptions, Which, plan};
+use cmf_gpu::program::{Bind, Executor, ExpertOptions, Plan, PlanOptions, Which, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
 use std::ops::ControlFlow;
@@ -73,6 +73,7 @@ impl Network {
             max_binding,
             all_logits: true,
             drafts: 0,
+            experts: ExpertOptions::default(),
         };
         let plan = plan(&self.model(), &*self.tensors, &options).unwrap();
         Arc::new(plan.with_mask(self.masks.masks.first()).unwrap())
@@ -410,6 +411,7 @@ fn nothing_is_drafted_under_a_mask() {
         max_binding: 1 << 30,
         all_logits: false,
         drafts: 3,
+        experts: ExpertOptions::default(),
     };
     let full = Arc::new(plan(&masked.model(), &*masked.tensors, &options).unwrap());
     let narrow = full.with_mask(masked.masks.masks.first()).unwrap();
@@ -456,6 +458,7 @@ fn a_mask_of_what_cannot_be_left_out_is_refused() {
             max_binding: 1 << 30,
             all_logits: false,
             drafts: 0,
+            experts: ExpertOptions::default(),
         };
         let plan = plan(&network.model(), &*network.tensors, &options).unwrap();
         let err = plan.with_mask(network.masks.masks.first()).unwrap_err();
