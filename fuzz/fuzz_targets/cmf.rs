@@ -5,7 +5,7 @@ use cmf_gpu::container::{Container, Tensors};
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::bind;
-use cmf_gpu::program::{PlanOptions, plan};
+use cmf_gpu::program::{ExpertOptions, PlanOptions, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
 use cmf_gpu_fuzz::{Counting, bounded, fix_container, on_disk, other_number, sections, splice};
@@ -40,6 +40,7 @@ fn use_container(path: &std::path::Path) {
         max_binding: u64::MAX / 2,
         all_logits: false,
         drafts: 0,
+        experts: ExpertOptions::default(),
     };
     let Ok(plan) = plan(&model, container.as_ref(), &options) else {
         return;

@@ -216,6 +216,7 @@ fn placed(tensors: &Arc<dyn Tensors>, shape: &Shape, vram_mb: Option<u64>) -> Re
     let options = LoadOptions {
         ctx: Some(128),
         vram_mb,
+        all_logits: true,
         ..LoadOptions::default()
     };
     Placed::new(
@@ -262,6 +263,9 @@ fn a_model_larger_than_the_memory_allowed_is_paged() {
     let notice = paged.placement.notice.clone().unwrap();
     assert!(notice.contains("of 64 experts a layer"), "{notice}");
     assert_eq!(answer(&mut paged.session), answer(&mut whole.session));
+    let tokens: Vec<u32> = (0..100).map(|i| i * 41 % 128).collect();
+    let [found, wanted] = [&mut paged, &mut whole].map(|placed| logits(&mut placed.session, &tokens, 80));
+    assert!(found == wanted);
     assert!(paged.session.counters().expert_misses > 0);
 
     let err = placed(&tensors, &shape, Some(1)).err().unwrap();
