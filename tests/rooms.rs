@@ -42,6 +42,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "sampling",
         ],
     ),
+    ("routing", &["container", "error"]),
     ("synthetic", &["container", "dtype", "error"]),
 ];
 

@@ -254,6 +254,7 @@ pub struct SkillView<C> {
     /// The tensor of the container behind each of `infos`.
     sources: Vec<TensorId>,
     ids: HashMap<String, TensorId>,
+    replaced: Vec<TensorId>,
 }
 
 impl<C: Deref<Target = Container>> SkillView<C> {
@@ -274,6 +275,7 @@ impl<C: Deref<Target = Container>> SkillView<C> {
             bail!(Usage, "no skill '{id}', there are: {ids}");
         }
         let skills: HashSet<&str> = skills.iter().map(|skill| skill.id.as_str()).collect();
+        let mut replaced = Vec::new();
         let (mut infos, mut sources, mut ids) = (Vec::new(), Vec::new(), HashMap::new());
         for (id, info) in container.infos().iter().enumerate() {
             if registered(&skills, &info.name).is_none() {
@@ -307,18 +309,26 @@ impl<C: Deref<Target = Container>> SkillView<C> {
                 ..info.clone()
             };
             sources[place] = id;
+            replaced.push(place);
         }
+        replaced.sort_unstable();
         Ok(SkillView {
             container,
             infos,
             sources,
             ids,
+            replaced,
         })
     }
 
     /// The container that is looked at.
     pub fn container(&self) -> &Container {
         &self.container
+    }
+
+    /// Tensors that the skill replaces, in order.
+    pub fn replaced(&self) -> &[TensorId] {
+        &self.replaced
     }
 
     /// The container's own id of a tensor of the view.
