@@ -7,7 +7,7 @@ mod paging;
 mod place;
 mod task;
 
-pub use overlay::{Route, overlaid};
+pub use overlay::{Route, overlaid, routable};
 pub use place::{LoadProgress, Placed, Placement, Planned, check_budget, open_device, planned};
 
 use crate::container::Container;

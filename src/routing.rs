@@ -242,9 +242,9 @@ mod tests {
                 assert!((dot(row, other) - wanted).abs() < 2e-3, "{i} {j}");
             }
         }
-        // The first direction is the stronger one.
+        // The first direction is the stronger one; in a few examples the two are not quite independent.
         let unit = 1.0 / (hidden as f64 / 2.0).sqrt();
-        assert!(dot(&rows[0], &a).abs() * unit > 0.999, "{}", dot(&rows[0], &a) * unit);
+        assert!(dot(&rows[0], &a).abs() * unit > 0.99, "{}", dot(&rows[0], &a) * unit);
         assert!(dot(&rows[1], &b).abs() * unit > 0.99);
         assert!(examples.iter().all(|phi| energy(&found, phi).unwrap() < 1e-3));
         assert_eq!(fit(&examples, 3, 2).unwrap(), found, "deterministic");

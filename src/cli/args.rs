@@ -105,13 +105,6 @@ fn task(text: &str) -> std::result::Result<TaskChoice, String> {
     text.parse().map_err(|err: Error| err.message)
 }
 
-fn only_none(text: &str) -> std::result::Result<String, String> {
-    match text {
-        "none" => Ok(text.into()),
-        _ => Err("only none can be run yet".into()),
-    }
-}
-
 /// Loads a model, shows how far it is, and says what runs where. The first Ctrl-C ends it.
 pub fn load(container: Container, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
     let engine = with_progress(context, |progress| Engine::open(container, options, progress))?;

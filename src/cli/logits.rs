@@ -55,11 +55,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     }
     let mut options = args.device.options();
     options.all_logits = true;
-    let overlay = args.overlay.wanted(context)?;
-    options.overlay = overlay.first();
     // Before minutes of work, not after.
     let container = model::open(&path)?;
     model::known_tokens(&tokens, &container)?;
+    let overlay = args.overlay.wanted(&container, context)?;
+    options.overlay = overlay.first();
     for input in container.shard_paths() {
         not_the_output(input, &args.out)?;
     }

@@ -4,7 +4,8 @@ use super::args::chosen;
 use super::output::Output;
 use super::{Context, Result, usage};
 use clap::Args;
-use cmf_gpu::engine::{Engine, Route};
+use cmf_gpu::container::Container;
+use cmf_gpu::engine::{Engine, Route, routable};
 use cmf_gpu::options::Overlay;
 use cmf_gpu::routing;
 use cmf_gpu::session::Cancel;
@@ -54,8 +55,17 @@ fn blend(text: &str) -> Result<Wanted> {
 }
 
 impl OverlayArgs {
-    /// What is asked for. Errors: `Usage` when both flags are given.
-    pub fn wanted(&self, context: &Context) -> Result<Wanted> {
+    /// What is asked for. Errors: `Usage` when both flags are given, and when a prompt is to choose among skills that do not say
+    /// what their prompts are like.
+    pub fn wanted(&self, container: &Container, context: &Context) -> Result<Wanted> {
+        let wanted = self.given(context)?;
+        if !matches!(wanted, Wanted::Now(_)) {
+            routable(container)?;
+        }
+        Ok(wanted)
+    }
+
+    fn given(&self, context: &Context) -> Result<Wanted> {
         Ok(match (chosen(&context.matches, &["skill", "blend"])?, &self.blend) {
             (Some("blend"), Some(blend)) => blend.clone(),
             _ => match self.skill.as_str() {
@@ -68,7 +78,7 @@ impl OverlayArgs {
 
     /// What is asked for, of a command that has no prompt. Errors: `Usage` when a prompt would have to decide.
     pub fn fixed(&self, context: &Context) -> Result<Overlay> {
-        match self.wanted(context)? {
+        match self.given(context)? {
             Wanted::Now(overlay) => Ok(overlay),
             Wanted::Routed | Wanted::RoutedBlend(_) => Err(usage("auto needs a prompt that decides, and here is none")),
         }
@@ -110,21 +120,27 @@ fn weighted(routes: &[Route], temperature: f64) -> Result<Vec<(String, f32)>> {
     Ok(ids.zip(weights.iter().map(|&weight| weight as f32)).collect())
 }
 
-/// Says which skills are active.
+/// Says which skills are active, if any.
 pub fn announce(engine: &Engine, out: &Output) {
+    if *engine.overlay() != Overlay::Backbone {
+        out.note(shown(engine));
+    }
+}
+
+/// Which skills are active.
+pub fn shown(engine: &Engine) -> String {
     match engine.overlay() {
-        Overlay::Backbone => {}
+        Overlay::Backbone => "skill none".into(),
         Overlay::Skill(id) => {
             let skill = engine.container().skills().iter().find(|skill| skill.id == *id);
-            let measured = skill.is_some_and(|skill| skill.quality.is_some());
-            out.note(match measured {
+            match skill.is_some_and(|skill| skill.quality.is_some()) {
                 true => format!("skill {id}"),
                 false => format!("skill {id}; how good the model is with it was not measured"),
-            });
+            }
         }
         Overlay::Blend(weights) => {
             let parts: Vec<String> = weights.iter().map(|(id, weight)| format!("{id}:{weight:.3}")).collect();
-            out.note(format!("skills {}", parts.join(",")));
+            format!("skills {}", parts.join(","))
         }
     }
 }

@@ -156,9 +156,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let path = args.model.path(context)?;
     let text = read_text(&args.file)?;
     let mut options = args.device.options();
-    let overlay = args.overlay.wanted(context)?;
-    options.overlay = overlay.first();
     let container = model::open(&path)?;
+    let overlay = args.overlay.wanted(&container, context)?;
+    options.overlay = overlay.first();
     let windows = Windows::planned(&mut options, &container, args.stride)?;
     let mut engine = args::load(container, &options, context)?;
     let tokens = tokens(&engine, &text, &args.file)?;

@@ -225,7 +225,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             "--system and --no-think need the chat template, which --raw and --prompt-tokens leave out",
         ));
     }
-    let overlay = args.overlay.wanted(context)?;
+    let overlay = args.overlay.wanted(&container, context)?;
     if prompt.is_none() && !matches!(overlay, Wanted::Now(_)) {
         return Err(usage(
             "auto needs a prompt that decides; a chat changes skills with /set skill ID",

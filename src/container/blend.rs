@@ -3,6 +3,7 @@
 //! Knows weights, not where they come from.
 
 use super::cmf::Container;
+use super::masks::Masks;
 use super::skills::SkillView;
 use super::{TensorId, TensorInfo, Tensors, hash64};
 use crate::dtype::encode::encode;
@@ -17,8 +18,8 @@ const SUM_TOLERANCE: f32 = 1e-3;
 /// A model whose tensors are Σ wᵢ·Tᵢ wherever one of some skills replaces the backbone's; Tᵢ is the skill's tensor, or the
 /// backbone's where it has none.
 ///
-/// Sums are formed in f32, row by row, and kept in memory: matrices as f16, vectors as f32. All other tensors are read from
-/// the file.
+/// Sums are formed in f32, row by row, and kept in memory as they are: a sum of rounded weights lies on no grid of a smaller
+/// type. All other tensors are read from the file.
 pub struct BlendView {
     backbone: SkillView<Arc<Container>>,
     infos: Vec<TensorInfo>,
@@ -29,7 +30,7 @@ impl BlendView {
     /// The model with these skills in these shares, if the sums take at most `room` bytes of memory.
     ///
     /// Errors: `Usage` for a skill that is not there or named twice, for weights that are negative or do not make 1 together;
-    /// `OutOfMemory`; `UnsupportedTensorType` for a sum that f16 cannot hold; those of [`SkillView::new`].
+    /// `OutOfMemory`; `NonFinite` for a sum that is no number; those of [`SkillView::new`].
     pub fn new(container: Arc<Container>, weights: &[(String, f32)], room: u64) -> Result<BlendView> {
         check(weights)?;
         let backbone = SkillView::new(container.clone(), None)?;
@@ -37,13 +38,9 @@ impl BlendView {
         let views = weights.iter().map(view).collect::<Result<Vec<_>>>()?;
         let ids: BTreeSet<TensorId> = views.iter().flat_map(|view| view.replaced()).copied().collect();
         let mut infos = backbone.infos().to_vec();
-        let dtype = |info: &TensorInfo| match info.shape.len() {
-            1 => (Dtype::F32, 4),
-            _ => (Dtype::F16, 2),
-        };
         let need = ids.iter().map(|&id| {
             let (rows, cols) = infos[id].rows_cols();
-            (rows * cols) as u64 * dtype(&infos[id]).1
+            rows as u64 * cols as u64 * 4
         });
         let need: u64 = need.sum();
         if need > room {
@@ -62,17 +59,16 @@ impl BlendView {
             });
             let parts = parts.collect::<Result<Vec<_>>>();
             let parts = parts.map_err(|err| err.context(format_args!("tensor '{}'", info.name)))?;
-            let dtype = dtype(info).0;
             let read = |first: usize, out: &mut [f32]| {
                 sum(&parts, first, cols, out);
                 Ok(())
             };
-            let payload = encode(dtype, rows, cols, &read);
+            let payload = encode(Dtype::F32, rows, cols, &read);
             let payload = payload.map_err(|err| err.context(format_args!("tensor '{}', blended", info.name)))?;
             drop(parts);
             views.iter().for_each(|view| view.release(id));
             *info = TensorInfo {
-                dtype,
+                dtype: Dtype::F32,
                 nbytes: payload.len() as u64,
                 hash: hash64(&payload),
                 ..info.clone()
@@ -139,6 +135,10 @@ impl Tensors for BlendView {
             Some(payload) => Ok(payload),
             None => self.backbone.bytes(id),
         }
+    }
+
+    fn masks(&self) -> Option<&Masks> {
+        self.backbone.masks()
     }
 
     fn release(&self, id: TensorId) {

@@ -5,6 +5,7 @@
 use super::arch::Arch;
 use super::cmf::Container;
 use super::json::kind_of;
+use super::masks::Masks;
 use super::{TensorId, TensorInfo, Tensors};
 use crate::error::{Error, Kind, Result, bail};
 use half::f16;
@@ -351,6 +352,10 @@ impl<C: Deref<Target = Container> + Send + Sync> Tensors for SkillView<C> {
             Some(id) => self.container.bytes(id),
             None => bail!(Usage, "tensor {id} of {}", self.infos.len()),
         }
+    }
+
+    fn masks(&self) -> Option<&Masks> {
+        self.container.masks()
     }
 
     fn release(&self, id: TensorId) {

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::budget::available_memory;
-use crate::container::{BlendView, Container, SkillView, TensorId, Tensors};
+use crate::container::{BlendView, Container, Selection, Skill, SkillView, TensorId, Tensors};
 use crate::error::{Result, bail};
 use crate::options::Overlay;
 use crate::routing;
@@ -39,6 +39,21 @@ impl Active {
 /// The tensors of a model with these skills, for those who make plans themselves. Errors: as [`Engine::set_overlay`].
 pub fn overlaid(container: &Arc<Container>, overlay: &Overlay) -> Result<Arc<dyn Tensors>> {
     Active::new(container, overlay).map(|(_, tensors)| tensors)
+}
+
+/// The skills that say which prompts are for them. Errors: `Usage` when there is none.
+pub fn routable(container: &Container) -> Result<Vec<(&Skill, &Selection)>> {
+    let skills = container.skills().iter();
+    let skills: Vec<_> = skills
+        .filter_map(|skill| Some((skill, skill.selection.as_ref()?)))
+        .collect();
+    if skills.is_empty() {
+        bail!(
+            Usage,
+            "no skill of the file says which prompts are for it; `skill fit` finds that out from examples"
+        );
+    }
+    Ok(skills)
 }
 
 /// How well a skill fits a prompt.
@@ -91,16 +106,7 @@ impl Engine {
     /// Errors: `Usage` when no skill says it, or when it is cancelled; `ContextFull`, `NonFinite`, the device's.
     pub fn route(&mut self, prompt: &[u32], cancel: &Cancel) -> Result<Vec<Route>> {
         let container = self.container.clone();
-        let skills = container.skills().iter();
-        let skills: Vec<_> = skills
-            .filter_map(|skill| Some((skill, skill.selection.as_ref()?)))
-            .collect();
-        if skills.is_empty() {
-            bail!(
-                Usage,
-                "no skill of the file says which prompts are for it; `skill fit` finds that out from examples"
-            );
-        }
+        let skills = routable(&container)?;
         let mut layers: Vec<usize> = skills.iter().map(|(_, selection)| selection.phi_layer).collect();
         layers.sort_unstable();
         layers.dedup();

@@ -179,11 +179,20 @@ impl Placed {
         let model = model::bind(arch, &*tensors)?;
         let (device, before) = (self.device.as_deref(), self.session.plan());
         let all = PlanOptions {
-            drafts: before.drafts,
+            // Under a mask a plan has none, and is planned with some all the same.
+            drafts: before.masking.as_ref().map_or(before.drafts, |masking| masking.drafts),
             ..plan_options(&self.options, device, before.ctx)
         };
-        let plan = Arc::new(program::plan(&model, &*tensors, &all)?);
-        check_budget(&self.options, device, &plan)?;
+        let mask = self
+            .task
+            .active
+            .as_deref()
+            .map(|task| model.masks.find(task))
+            .transpose()?;
+        let (plan, _) = paging::fitted(&model, &*tensors, &all, device.is_some(), &|plan| {
+            check_budget(&self.options, device, plan)
+        })?;
+        let plan = Arc::new(plan.with_mask(mask)?);
         let next = plan.clone();
         self.session
             .change(next, |executor| executor.replace(plan, tensors, changed))?;

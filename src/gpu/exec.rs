@@ -44,7 +44,7 @@ pub struct GpuExecutor {
     tickets: u64,
     pub(super) counters: Counters,
     weight_bytes: [u64; Which::ALL.len()],
-    pager: Option<Pager>,
+    pub(super) pager: Option<Pager>,
 }
 
 impl GpuExecutor {
@@ -387,7 +387,7 @@ impl Executor for GpuExecutor {
     }
 
     fn replace(&mut self, plan: Arc<Plan>, tensors: Arc<dyn Tensors>, changed: &[TensorId]) -> Result<()> {
-        self.replace_weights(plan, &*tensors, changed)
+        self.replace_weights(plan, tensors, changed)
     }
 
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {

@@ -6,7 +6,8 @@ use super::memory::{self, Ring, SegmentBuffer};
 use crate::container::{TensorId, Tensors};
 use crate::error::Result;
 use crate::kernel::Variant;
-use crate::program::{Fill, Matrix, Plan, Vector, sources};
+use crate::program::{BufferId, Executor, Fill, Matrix, MatrixId, Plan, Vector, sources};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// One weight or buffer of the new plan.
@@ -43,13 +44,18 @@ impl GpuExecutor {
     pub(super) fn replace_weights(
         &mut self,
         plan: Arc<Plan>,
-        tensors: &dyn Tensors,
+        tensors: Arc<dyn Tensors>,
         changed: &[TensorId],
     ) -> Result<()> {
         let is_changed = |id: &TensorId| changed.binary_search(id).is_ok();
-        let of_matrix = |matrix: &Matrix| matrix.parts.iter().any(is_changed);
+        // What paged banks hold has moved since they were filled: they begin anew.
+        let banks: HashSet<MatrixId> = plan.paged.iter().flat_map(|paged| [paged.gate_up, paged.down]).collect();
+        let tables: HashSet<BufferId> = plan.paged.iter().map(|paged| paged.table).collect();
+        let of_matrix = |i: MatrixId, matrix: &Matrix| banks.contains(&i) || matrix.parts.iter().any(is_changed);
         let of_vector = |vector: &Vector| vector.pieces.iter().any(|piece| piece.tensor.iter().any(is_changed));
-        let of_fill = |fill: &Fill| matches!(fill, Fill::Experts { bias: Some(bias), .. } if is_changed(bias));
+        let of_fill = |i: BufferId, fill: &Fill| {
+            tables.contains(&i) || matches!(fill, Fill::Experts { bias: Some(bias), .. } if is_changed(bias))
+        };
 
         // Nothing that runs is touched before all that is new is there.
         let (device, old) = (self.device.clone(), self.plan.clone());
@@ -66,7 +72,7 @@ impl GpuExecutor {
         });
         scope.finish()?;
         let mut variants: Vec<Variant> = Vec::new();
-        for step in plan.programs.iter().flat_map(|program| &program.steps) {
+        for step in plan.planned().iter().flat_map(|program| &program.steps) {
             let variant = device.variant(step, plan.kv);
             if !variants.contains(&variant) {
                 variants.push(variant);
@@ -78,27 +84,27 @@ impl GpuExecutor {
         for fresh in [true, false] {
             if !fresh {
                 // Payloads that cannot be read are found before anything is overwritten.
-                for matrix in plan.matrices.iter().filter(|matrix| of_matrix(matrix)) {
-                    sources(matrix.planes, &matrix.parts, tensors)?;
+                for (_, matrix) in plan.matrices.iter().enumerate().filter(|(i, matrix)| of_matrix(*i, matrix)) {
+                    sources(matrix.planes, &matrix.parts, &*tensors)?;
                 }
                 for vector in plan.vectors.iter().filter(|vector| of_vector(vector)) {
-                    vector.values(tensors)?;
+                    vector.values(&*tensors)?;
                 }
                 self.torn = true;
             }
             for (vector, place) in plan.vectors.iter().zip(&vectors) {
                 if place.fresh == fresh && (fresh || of_vector(vector)) {
-                    memory::upload_vector(&mut ring, vector, &place.at, tensors)?;
+                    memory::upload_vector(&mut ring, vector, &place.at, &*tensors)?;
                 }
             }
-            for (buffer, place) in plan.buffers.iter().zip(&buffers) {
-                if place.fresh == fresh && (fresh || of_fill(&buffer.fill)) {
-                    memory::upload_fill(&mut ring, &buffer.fill, &place.at, tensors)?;
+            for (i, (buffer, place)) in plan.buffers.iter().zip(&buffers).enumerate() {
+                if place.fresh == fresh && (fresh || of_fill(i, &buffer.fill)) {
+                    memory::upload_fill(&mut ring, &buffer.fill, &place.at, &*tensors)?;
                 }
             }
-            for (matrix, place) in plan.matrices.iter().zip(&matrices) {
-                if place.fresh == fresh && (fresh || of_matrix(matrix)) {
-                    memory::upload_matrix(&mut ring, matrix, &place.at, tensors)?;
+            for (i, (matrix, place)) in plan.matrices.iter().zip(&matrices).enumerate() {
+                if place.fresh == fresh && (fresh || of_matrix(i, matrix)) {
+                    memory::upload_matrix(&mut ring, matrix, &place.at, &*tensors)?;
                 }
             }
             ring.flush()?;
@@ -124,6 +130,14 @@ impl GpuExecutor {
             self.matrices = matrices.into_iter().map(|place| place.at).collect();
             self.rebind()?;
         }
+        self.pager = None;
+        self.choose()?;
+        if !plan.paged.is_empty() {
+            for routed in &plan.routed {
+                self.write(routed.counts, &vec![0; routed.experts])?;
+            }
+            self.page_from(tensors)?;
+        }
         let (pipelines, ms) = device.compile_counters();
         self.counters.pipelines_compiled = pipelines;
         self.counters.pipeline_us = (ms * 1000.0) as u64;
@@ -135,13 +149,12 @@ impl GpuExecutor {
     fn rebind(&mut self) -> Result<()> {
         let plan = self.plan.clone();
         self.counters.gpu_bytes = plan.weight_bytes() + plan.buffer_bytes();
-        self.weight_bytes = crate::program::Which::ALL.map(|which| plan.weight_bytes_read(which));
         self.programs.clear();
         let (matrices, vectors): (Vec<Vec<SegmentBuffer>>, Vec<wgpu::Buffer>) =
             (self.matrices.clone(), self.vectors.clone());
         let scope = self.device.clone();
         let scope = scope.scope();
-        for program in &plan.programs {
+        for program in plan.planned() {
             let realised = self.realise(program, &matrices, &vectors)?;
             self.programs.push(realised);
         }

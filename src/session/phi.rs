@@ -37,7 +37,10 @@ impl Session {
                     self.executor.run(Which::Prefill, done..until, extent)?;
                     done = until;
                 }
-                for column in self.columns(program.hidden, plan.hidden as usize, chunk.len())? {
+                let Some(&stream) = program.hidden.get(layer) else {
+                    bail!(Usage, "layer {layer} of {}", program.hidden.len());
+                };
+                for column in self.columns(stream, plan.hidden as usize, chunk.len())? {
                     sum.iter_mut()
                         .zip(&column)
                         .for_each(|(sum, &value)| *sum += f64::from(value));
@@ -64,6 +67,7 @@ impl Session {
         self.clear();
         change(self.executor.as_mut())?;
         self.plan = plan;
+        self.drafting.begin_with(&self.plan);
         Ok(())
     }
 }
