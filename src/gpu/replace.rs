@@ -49,7 +49,11 @@ impl GpuExecutor {
     ) -> Result<()> {
         let is_changed = |id: &TensorId| changed.binary_search(id).is_ok();
         // What paged banks hold has moved since they were filled: they begin anew.
-        let banks: HashSet<MatrixId> = plan.paged.iter().flat_map(|paged| [paged.gate_up, paged.down]).collect();
+        let banks: HashSet<MatrixId> = plan
+            .paged
+            .iter()
+            .flat_map(|paged| [paged.gate_up, paged.down])
+            .collect();
         let tables: HashSet<BufferId> = plan.paged.iter().map(|paged| paged.table).collect();
         let of_matrix = |i: MatrixId, matrix: &Matrix| banks.contains(&i) || matrix.parts.iter().any(is_changed);
         let of_vector = |vector: &Vector| vector.pieces.iter().any(|piece| piece.tensor.iter().any(is_changed));
@@ -84,7 +88,12 @@ impl GpuExecutor {
         for fresh in [true, false] {
             if !fresh {
                 // Payloads that cannot be read are found before anything is overwritten.
-                for (_, matrix) in plan.matrices.iter().enumerate().filter(|(i, matrix)| of_matrix(*i, matrix)) {
+                for (_, matrix) in plan
+                    .matrices
+                    .iter()
+                    .enumerate()
+                    .filter(|(i, matrix)| of_matrix(*i, matrix))
+                {
                     sources(matrix.planes, &matrix.parts, &*tensors)?;
                 }
                 for vector in plan.vectors.iter().filter(|vector| of_vector(vector)) {
