@@ -2,17 +2,19 @@
 //!
 //! Several engines can live in one process; nothing here prints, reads the environment or exits.
 
+mod overlay;
 mod paging;
 mod place;
 mod task;
 
+pub use overlay::{Route, overlaid, routable};
 pub use place::{LoadProgress, Placed, Placement, Planned, check_budget, open_device, planned};
 
-use crate::container::{Container, Tensors};
+use crate::container::Container;
 use crate::error::{Result, bail};
 use crate::gpu::Device;
 use crate::model::Model;
-use crate::options::{AnswerOptions, DEFAULT_MAX_TOKENS, LoadOptions, TaskChoice};
+use crate::options::{AnswerOptions, DEFAULT_MAX_TOKENS, LoadOptions, Overlay, TaskChoice};
 use crate::program::{Counters, Which};
 use crate::sampling::{MAX_STOPS, Sampling};
 use crate::session::{Cancel, Finish, Generation, Session, Speculated};
@@ -61,6 +63,7 @@ pub struct Answer {
 pub struct Engine {
     container: Arc<Container>,
     placed: Placed,
+    overlay: overlay::Active,
     tokenizer: Option<Tokenizer>,
     template: ChatTemplate,
     special_tokens: Map<String, Value>,
@@ -117,7 +120,7 @@ impl Engine {
         let stops = stop_tokens(&config.eos_token_ids, tokenizer.as_ref(), header.arch.vocab_size);
         let defaults = sampling_defaults(&header.provenance);
 
-        let tensors: Arc<dyn Tensors> = container.clone();
+        let (overlay, tensors) = overlay::Active::new(&container, &options.overlay)?;
         let placed = match device {
             Some(device) => Placed::new(&header.arch, tensors, Some(device), None, options, progress)?,
             None => Placed::open(&header.arch, tensors, options, progress)?,
@@ -126,6 +129,7 @@ impl Engine {
         Ok(Engine {
             container,
             placed,
+            overlay,
             tokenizer,
             template,
             special_tokens,
@@ -170,6 +174,11 @@ impl Engine {
             None => TaskChoice::Full,
             Some(name) => TaskChoice::Named(name.into()),
         })
+    }
+
+    /// Which skills are active.
+    pub fn overlay(&self) -> &Overlay {
+        &self.overlay.overlay
     }
 
     /// What the executor did so far.

@@ -10,7 +10,7 @@ mod masked;
 mod moe;
 mod tokens;
 
-use crate::container::Tensors;
+use crate::container::{TensorId, Tensors};
 use crate::dtype::RowDecoder;
 use crate::error::{Error, Kind, Result, bail};
 use crate::kernel::{self, Op};
@@ -136,6 +136,13 @@ impl Executor for HostExecutor {
     fn select(&mut self, plan: Arc<Plan>) -> Result<()> {
         self.plan = plan;
         self.fill_lists()
+    }
+
+    fn replace(&mut self, plan: Arc<Plan>, tensors: Arc<dyn Tensors>, _: &[TensorId]) -> Result<()> {
+        let counters = self.counters;
+        *self = HostExecutor::new(plan, tensors)?;
+        self.counters = counters;
+        Ok(())
     }
 
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {

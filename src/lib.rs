@@ -16,6 +16,7 @@ pub mod model;
 pub mod options;
 pub mod parity;
 pub mod program;
+pub mod routing;
 pub mod sampling;
 pub mod session;
 pub mod shader;

@@ -99,6 +99,33 @@ impl FromStr for TaskChoice {
     }
 }
 
+/// Which tensors take the place of the backbone's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Overlay {
+    /// None.
+    #[default]
+    Backbone,
+    /// Those of the skill with this id.
+    Skill(String),
+    /// Σ wᵢ·Tᵢ over these skills, where Tᵢ is the skill's tensor, or the backbone's that it does not replace. The weights are
+    /// not negative and make 1 together, to a thousandth.
+    Blend(Vec<(String, f32)>),
+}
+
+impl Overlay {
+    /// The blend that `a:0.25,b:0.75` means. Errors: `Usage`.
+    pub fn blend(text: &str) -> Result<Overlay> {
+        let part = |part: &str| -> Result<(String, f32)> {
+            let (id, weight) = part.trim().rsplit_once(':').unwrap_or((part, ""));
+            match weight.parse() {
+                Ok(weight) => Ok((id.to_owned(), weight)),
+                Err(_) => bail!(Usage, "wanted skills and weights like a:0.25,b:0.75, found '{part}'"),
+            }
+        };
+        text.split(',').map(part).collect::<Result<_>>().map(Overlay::Blend)
+    }
+}
+
 /// How a model is loaded.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -120,6 +147,8 @@ pub struct LoadOptions {
     pub task: TaskChoice,
     /// Whether to count how often each expert of a mixture is chosen.
     pub count_routes: bool,
+    /// The skill that is active, or several of them.
+    pub overlay: Overlay,
 }
 
 impl LoadOptions {
@@ -152,6 +181,7 @@ impl Default for LoadOptions {
             speculation: Speculation::Auto,
             task: TaskChoice::Default,
             count_routes: false,
+            overlay: Overlay::Backbone,
         }
     }
 }
@@ -167,4 +197,19 @@ pub struct AnswerOptions {
     pub stop: Vec<String>,
     /// Further variables for the chat template, as in `{"enable_thinking": false}`.
     pub template_kwargs: serde_json::Map<String, serde_json::Value>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blends_are_ids_with_weights() {
+        let blend = |text: &str| Overlay::blend(text);
+        let wanted = Overlay::Blend(vec![("a".into(), 0.25), ("b-2".into(), 0.75)]);
+        assert_eq!(blend("a:0.25, b-2:0.75"), Ok(wanted));
+        for bad in ["", "a", "a:", "a:x", "a:1,", "0.5"] {
+            assert_eq!(blend(bad).unwrap_err().kind, Kind::Usage, "{bad}");
+        }
+    }
 }

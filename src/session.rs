@@ -4,6 +4,7 @@
 
 mod lookup;
 mod pace;
+mod phi;
 mod speculate;
 #[cfg(test)]
 mod tests;

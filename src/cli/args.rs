@@ -1,6 +1,7 @@
 //! Flags that several commands share, and how text becomes values.
 
 use super::output::{Output, size};
+use super::overlay;
 use super::{Context, Result, usage};
 use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
@@ -8,7 +9,7 @@ use clap::{ArgMatches, Args};
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::{Engine, LoadProgress, Placement};
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::options::{DeviceChoice, LoadOptions, Speculation, TaskChoice};
+use cmf_gpu::options::{DeviceChoice, LoadOptions, Overlay, Speculation, TaskChoice};
 use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -55,13 +56,10 @@ pub struct DeviceArgs {
     /// The task whose mask is active, none = the full model [default: the file's default task, if it has a mask]
     #[arg(long, env = "CMF_GPU_TASK", value_name = "NAME", value_parser = task, hide_env = true)]
     task: Option<TaskChoice>,
-    /// The skill that is active: only none, skills are not run yet
-    #[arg(long, env = "CMF_GPU_SKILL", default_value = "none", value_parser = only_none, hide_env = true)]
-    skill: String,
 }
 
 impl DeviceArgs {
-    /// The library's options, without drafts.
+    /// The library's options, without drafts and skills.
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
             device: self.device.clone(),
@@ -73,6 +71,7 @@ impl DeviceArgs {
             speculation: Speculation::Off,
             task: self.task.clone().unwrap_or_default(),
             count_routes: false,
+            overlay: Overlay::Backbone,
         }
     }
 }
@@ -106,17 +105,11 @@ fn task(text: &str) -> std::result::Result<TaskChoice, String> {
     text.parse().map_err(|err: Error| err.message)
 }
 
-fn only_none(text: &str) -> std::result::Result<String, String> {
-    match text {
-        "none" => Ok(text.into()),
-        _ => Err("only none can be run yet".into()),
-    }
-}
-
 /// Loads a model, shows how far it is, and says what runs where. The first Ctrl-C ends it.
 pub fn load(container: Container, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
     let engine = with_progress(context, |progress| Engine::open(container, options, progress))?;
     announce(engine.placement(), engine.load_s(), &context.out);
+    overlay::announce(&engine, &context.out);
     if let Some(task) = engine.task() {
         context.out.note(format!("task {task}"));
     }

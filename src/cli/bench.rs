@@ -7,13 +7,14 @@ mod plan;
 
 use super::args::{self, DeviceArgs, device_json, whole};
 use super::model::{self, ModelArgs};
+use super::overlay::OverlayArgs;
 use super::run::counters_json;
 use super::{Context, Outcome, Result, usage};
 use cmf_gpu::container::Container;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::{Engine, Placed, Placement, open_device};
 use cmf_gpu::gpu::{self, Costs};
-use cmf_gpu::options::LoadOptions;
+use cmf_gpu::options::{LoadOptions, Overlay};
 use cmf_gpu::program::{Counters, Which};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
@@ -36,6 +37,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    overlay: OverlayArgs,
     /// Tokens of the prompt; 0 leaves the row out
     #[arg(
         short = 'p',
@@ -145,6 +148,10 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         None => Some(args.model.path(context)?),
     };
     let mut options = args.device.options();
+    options.overlay = args.overlay.fixed(context)?;
+    if path.is_none() && options.overlay != Overlay::Backbone {
+        return Err(usage("skills are a MODEL's, and there is none"));
+    }
     // One token before what is generated, and one that is under way at the end.
     let wanted = args.n_prompt.max(args.n_gen.saturating_add(2));
     let wanted = u32::try_from(wanted).map_err(|_| {

@@ -10,6 +10,7 @@ mod tests;
 
 use super::answer::{OnText, streamed, summary};
 use super::output::Output;
+use super::overlay;
 use super::run::random;
 use super::{Outcome, Result};
 use cmf_gpu::Kind;
@@ -129,8 +130,10 @@ impl<'a> Chat<'a> {
                     });
                 }
                 Ok(Command::Show(Some(name))) if name == "task" => sink.say(&self.task()),
+                Ok(Command::Show(Some(name))) if name == "skill" => sink.say(&overlay::shown(self.engine)),
                 Ok(Command::Show(name)) => sink.say(&self.show(name)),
                 Ok(Command::Set(name, value)) if name == "task" => self.set_task(&value, sink)?,
+                Ok(Command::Set(name, value)) if name == "skill" => self.set_skill(&value, sink)?,
                 Ok(Command::Set(name, value)) => match self.settings.with(&name, &value) {
                     Ok(settings) => {
                         self.settings = settings;
@@ -170,6 +173,16 @@ impl<'a> Chat<'a> {
                 }
                 sink.say(&self.task());
             }
+        }
+        Ok(())
+    }
+
+    /// Changes the skill. Errors: those that end everything.
+    fn set_skill(&mut self, value: &str, sink: &mut dyn Sink) -> Result<()> {
+        match self.engine.set_skill(Some(value).filter(|value| *value != "none")) {
+            Err(err) if ends_everything(err.kind) => return Err(err),
+            Err(err) => sink.say(&err.message),
+            Ok(()) => sink.say(&overlay::shown(self.engine)),
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::args::{self, DeviceArgs, Tokens, token_list, whole};
 use super::model::{self, ModelArgs};
+use super::overlay::OverlayArgs;
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::container::{not_the_output, target, temporary_beside};
@@ -19,6 +20,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    overlay: OverlayArgs,
     /// The tokens, separated by commas
     #[arg(long, env = "CMF_GPU_TOKENS", value_parser = token_list, hide_env = true)]
     tokens: Tokens,
@@ -55,6 +58,8 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     // Before minutes of work, not after.
     let container = model::open(&path)?;
     model::known_tokens(&tokens, &container)?;
+    let overlay = args.overlay.wanted(&container, context)?;
+    options.overlay = overlay.first();
     for input in container.shard_paths() {
         not_the_output(input, &args.out)?;
     }
@@ -62,6 +67,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let to = temporary_beside(&out)?;
     let mut engine = args::load(container, &options, context)?;
     let cancel = context.interrupt.cancel();
+    overlay.settle(&mut engine, &tokens, &cancel, &context.out)?;
     let layers = engine.model().layers.len() * engine.model().loops;
     let mut logits: Vec<f32> = Vec::new();
     let mut hidden: Vec<Vec<f32>> = vec![Vec::new(); if args.hidden { layers } else { 0 }];

@@ -22,6 +22,7 @@ mod mask;
 mod model;
 mod moe;
 mod output;
+mod overlay;
 mod parity;
 mod ppl;
 mod run;
@@ -81,7 +82,7 @@ enum Command {
     Compact(compact::Args),
     /// Shows task masks
     Mask(mask::Args),
-    /// Lists, adds, removes, exports and applies skills
+    /// Lists, adds, removes, exports, applies, routes, fits and measures skills
     Skill(skill::Args),
     /// Drops the neurons that a task's mask switches off
     Defrag(defrag::Args),
@@ -122,7 +123,7 @@ impl Command {
                 | Command::Ppl(_)
                 | Command::Parity(_)
                 | Command::Bench(_)
-        )
+        ) || matches!(self, Command::Skill(args) if args.needs_device())
     }
 }
 

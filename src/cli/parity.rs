@@ -3,11 +3,12 @@
 
 use super::args::DeviceArgs;
 use super::model::{self as models, ModelArgs};
+use super::overlay::OverlayArgs;
 use super::{Context, Outcome, Result, usage};
 use cmf_gpu::container::Container;
-use cmf_gpu::engine::{check_budget, open_device};
+use cmf_gpu::engine::{check_budget, open_device, overlaid};
 use cmf_gpu::gpu::Device;
-use cmf_gpu::options::{LoadOptions, TaskChoice};
+use cmf_gpu::options::{LoadOptions, Overlay, TaskChoice};
 use cmf_gpu::parity::{self, Case, Subject};
 use cmf_gpu::program::{self, ExpertOptions, PlanOptions};
 use cmf_gpu::{Error, Kind, model};
@@ -27,6 +28,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    overlay: OverlayArgs,
     /// Only kernel cases whose name contains this
     #[arg(long, env = "CMF_GPU_FILTER", value_name = "TEXT", hide_env = true)]
     filter: Option<String>,
@@ -42,7 +45,13 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if let Some(filter) = &args.filter {
         named(filter)?;
     }
-    let options = args.device.options();
+    let options = LoadOptions {
+        overlay: args.overlay.fixed(context)?,
+        ..args.device.options()
+    };
+    if path.is_none() && options.overlay != Overlay::Backbone {
+        return Err(usage("skills are a MODEL's, and there is none"));
+    }
     let container = path.as_deref().map(models::open).transpose()?;
     let (device, notice) = open_device(&options)?;
     let Some(device) = device else {
@@ -134,7 +143,9 @@ fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) ->
             "a skill is applied to a model and never run by itself",
         ));
     }
-    let model = model::bind(&container.header().arch, &container)?;
+    let container = Arc::new(container);
+    let tensors = overlaid(&container, &options.overlay)?;
+    let model = model::bind(&container.header().arch, &*tensors)?;
     let options_of_plan = PlanOptions {
         ctx: match options.ctx {
             None => options.positions(model.max_positions)?.min(DEFAULT_CTX),
@@ -148,7 +159,7 @@ fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) ->
         drafts: if model.has_experts() { 0 } else { 3 },
         experts: ExpertOptions::default(),
     };
-    let plan = program::plan(&model, &container, &options_of_plan)?;
+    let plan = program::plan(&model, &*tensors, &options_of_plan)?;
     let mask = match &options.task {
         TaskChoice::Default => model.masks.default_mask(),
         TaskChoice::Full => None,
@@ -156,8 +167,5 @@ fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) ->
     };
     let plan = Arc::new(plan.with_mask(mask)?);
     check_budget(options, Some(device), &plan)?;
-    Ok(Subject {
-        plan,
-        tensors: Arc::new(container),
-    })
+    Ok(Subject { plan, tensors })
 }

@@ -7,10 +7,14 @@
 
 use super::args::{self, DeviceArgs, read_text, whole};
 use super::model::{self, ModelArgs};
+use super::overlay::OverlayArgs;
 use super::{Context, Outcome, Result, usage};
+use cmf_gpu::container::Container;
+use cmf_gpu::engine::Engine;
+use cmf_gpu::options::LoadOptions;
 use cmf_gpu::{Error, Kind};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Tokens of a window when nothing is said.
 const DEFAULT_WINDOW: u32 = 512;
@@ -23,6 +27,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    overlay: OverlayArgs,
     /// The text; - = stdin
     #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
     file: PathBuf,
@@ -68,67 +74,100 @@ fn nll(logits: &[f32], token: u32) -> Option<f64> {
     nll.is_finite().then_some(nll)
 }
 
+/// How a text is cut.
+pub struct Windows {
+    window: usize,
+    stride: usize,
+}
+
+impl Windows {
+    /// Windows of the context that the options ask for, or of 512 tokens; the options become those of a measurement.
+    ///
+    /// Errors: `Usage` for a window or a stride that leaves nothing to measure.
+    pub fn planned(options: &mut LoadOptions, container: &Container, stride: Option<usize>) -> Result<Windows> {
+        options.all_logits = true;
+        options.ctx = options.ctx.or(Some(DEFAULT_WINDOW));
+        let window = options.positions(container.header().arch.max_position_embeddings)? as usize;
+        if window < 2 {
+            return Err(usage(format!(
+                "--ctx {window}: a window of at least 2 tokens is wanted"
+            )));
+        }
+        let stride = stride.unwrap_or(window / 2);
+        if stride == 0 || stride > window {
+            return Err(usage(format!("--stride {stride}: wanted 1 to the window, {window}")));
+        }
+        Ok(Windows { window, stride })
+    }
+
+    /// The mean negative log-likelihood of a token, in nats, and how many counted.
+    pub fn measure(&self, engine: &mut Engine, tokens: &[u32], context: &mut Context) -> Result<(f64, u64)> {
+        let cancel = context.interrupt.cancel();
+        let mut bar = context.out.progress("perplexity", false);
+        let (mut sum, mut count) = (0.0, 0u64);
+        for Window {
+            start,
+            end,
+            counted_from,
+        } in windows(tokens.len(), self.window, self.stride)
+        {
+            let run = &tokens[start..end];
+            engine.session().logits(run, run.len(), false, &mut |at, logits, _| {
+                if cancel.is_cancelled() {
+                    return Err(usage("cancelled"));
+                }
+                let next = start + at + 1;
+                if next >= counted_from && next < end {
+                    let Some(nll) = nll(logits, tokens[next]) else {
+                        return Err(Error::new(
+                            Kind::NonFinite,
+                            format!("no finite probability of token {next}"),
+                        ));
+                    };
+                    sum += nll;
+                    count += 1;
+                }
+                Ok(())
+            })?;
+            bar.set(end as u64, tokens.len() as u64);
+            context.out.detail(format!(
+                "{end} of {} tokens: {:.4}",
+                tokens.len(),
+                (sum / count as f64).exp()
+            ));
+        }
+        Ok((sum / count as f64, count))
+    }
+}
+
+/// The tokens of a text. Errors: `Usage` for a text without anything to measure.
+pub fn tokens(engine: &Engine, text: &str, file: &Path) -> Result<Vec<u32>> {
+    let tokens = engine.tokenizer()?.encode(text, true)?;
+    if tokens.len() < 2 {
+        return Err(usage(format!(
+            "{}: a text of at least 2 tokens is wanted",
+            file.display()
+        )));
+    }
+    Ok(tokens)
+}
+
 pub fn run(args: Args, context: &mut Context) -> Result {
     let path = args.model.path(context)?;
     let text = read_text(&args.file)?;
     let mut options = args.device.options();
-    options.all_logits = true;
-    options.ctx = options.ctx.or(Some(DEFAULT_WINDOW));
     let container = model::open(&path)?;
-    let window = options.positions(container.header().arch.max_position_embeddings)? as usize;
-    if window < 2 {
-        return Err(usage(format!(
-            "--ctx {window}: a window of at least 2 tokens is wanted"
-        )));
-    }
-    let stride = args.stride.unwrap_or(window / 2);
-    if stride == 0 || stride > window {
-        return Err(usage(format!("--stride {stride}: wanted 1 to the window, {window}")));
-    }
+    let overlay = args.overlay.wanted(&container, context)?;
+    options.overlay = overlay.first();
+    let windows = Windows::planned(&mut options, &container, args.stride)?;
     let mut engine = args::load(container, &options, context)?;
-    let tokens = engine.tokenizer()?.encode(&text, true)?;
-    if tokens.len() < 2 {
-        return Err(usage(format!(
-            "{}: a text of at least 2 tokens is wanted",
-            args.file.display()
-        )));
-    }
+    let tokens = tokens(&engine, &text, &args.file)?;
     let cancel = context.interrupt.cancel();
-    let mut bar = context.out.progress("perplexity", false);
-    let (mut sum, mut count) = (0.0, 0u64);
-    for Window {
-        start,
-        end,
-        counted_from,
-    } in windows(tokens.len(), window, stride)
-    {
-        let run = &tokens[start..end];
-        engine.session().logits(run, run.len(), false, &mut |at, logits, _| {
-            if cancel.is_cancelled() {
-                return Err(usage("cancelled"));
-            }
-            let next = start + at + 1;
-            if next >= counted_from && next < end {
-                let Some(nll) = nll(logits, tokens[next]) else {
-                    return Err(Error::new(
-                        Kind::NonFinite,
-                        format!("no finite probability of token {next}"),
-                    ));
-                };
-                sum += nll;
-                count += 1;
-            }
-            Ok(())
-        })?;
-        bar.set(end as u64, tokens.len() as u64);
-        context.out.detail(format!(
-            "{end} of {} tokens: {:.4}",
-            tokens.len(),
-            (sum / count as f64).exp()
-        ));
-    }
-    drop(bar);
-    let nll = sum / count as f64;
+    // The first window decides; a prompt has no more.
+    let first = &tokens[..tokens.len().min(windows.window)];
+    overlay.settle(&mut engine, first, &cancel, &context.out)?;
+    let (nll, count) = windows.measure(&mut engine, &tokens, context)?;
+    let Windows { window, stride } = windows;
     match context.out.json {
         true => context.out.json(&json!({
             "ppl": nll.exp(), "nll": nll, "tokens": count, "ctx": window, "stride": stride,

@@ -5,6 +5,7 @@ use super::args::{self, DeviceArgs, Tokens, device_json, read_text, token_list, 
 use super::chat::{Chat, Settings, lines};
 use super::model::{self, ModelArgs};
 use super::output::Output;
+use super::overlay::{OverlayArgs, Wanted};
 use super::{Context, Outcome, Result, usage, verify};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::Error;
@@ -26,6 +27,8 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    overlay: OverlayArgs,
     /// The prompt
     #[arg(
         short,
@@ -222,6 +225,12 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             "--system and --no-think need the chat template, which --raw and --prompt-tokens leave out",
         ));
     }
+    let overlay = args.overlay.wanted(&container, context)?;
+    if prompt.is_none() && !matches!(overlay, Wanted::Now(_)) {
+        return Err(usage(
+            "auto needs a prompt that decides; a chat changes skills with /set skill ID",
+        ));
+    }
     // Wrong settings are found before the model is loaded.
     args.sampling.settings(context, &Sampling::default())?;
     if let Some(Prompt::Tokens(tokens)) = &prompt {
@@ -233,6 +242,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let load = LoadOptions {
         speculation: args.sampling.spec,
         count_routes: args.route_stats.is_some(),
+        overlay: overlay.first(),
         ..args.device.options()
     };
     let mut engine = args::load(container, &load, context)?;
@@ -283,6 +293,13 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         return Ok(outcome);
     };
     let cancel = context.interrupt.graceful();
+    if !matches!(overlay, Wanted::Now(_)) {
+        let tokens = match &prompt {
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Text(text) => engine.tokenizer()?.encode(text, true)?,
+        };
+        overlay.settle(&mut engine, &tokens, &cancel, &context.out)?;
+    }
     let out = &mut context.out;
     let json = out.json;
     let mut write = |text: &str| match json {

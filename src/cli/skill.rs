@@ -1,4 +1,8 @@
-//! `skill`: the skills of a model, and skills as files of their own.
+//! `skill`: the skills of a model, and skills as files of their own. What runs the model is in files of its own.
+
+mod fit;
+mod measure;
+mod route;
 
 use super::convert::quant;
 use super::model::open;
@@ -75,6 +79,20 @@ enum What {
         #[arg(long, env = "CMF_GPU_FORCE", value_parser = FalseyValueParser::new(), hide_env = true)]
         force: bool,
     },
+    /// Shows how well each skill fits a prompt, the best first
+    Route(route::Args),
+    /// Finds out from example prompts which prompts a skill is for, and writes it to the model, in place
+    Fit(fit::Args),
+    /// Measures the perplexity of a text without a skill and with it, and writes it to the model, in place
+    Measure(measure::Args),
+}
+
+impl Args {
+    /// Whether a model is run.
+    #[cfg(target_os = "linux")]
+    pub fn needs_device(&self) -> bool {
+        matches!(self.what, What::Route(_) | What::Fit(_) | What::Measure(_))
+    }
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
@@ -108,6 +126,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         } => writing("applying", &out, context, &mut |progress| {
             skill::apply(&base, &skill, &out, force, progress)
         }),
+        What::Route(args) => route::run(args, context),
+        What::Fit(args) => fit::run(args, context),
+        What::Measure(args) => measure::run(args, context),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod append;
 mod arch;
+mod blend;
 mod cmf;
 mod directory;
 mod envelope;
@@ -25,6 +26,7 @@ mod writer;
 
 pub use append::Appender;
 pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, Yarn};
+pub use blend::BlendView;
 pub use cmf::Container;
 pub(crate) use file::MappedFile;
 pub use hash::hash64;

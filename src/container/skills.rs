@@ -5,6 +5,7 @@
 use super::arch::Arch;
 use super::cmf::Container;
 use super::json::kind_of;
+use super::masks::Masks;
 use super::{TensorId, TensorInfo, Tensors};
 use crate::error::{Error, Kind, Result, bail};
 use half::f16;
@@ -254,6 +255,7 @@ pub struct SkillView<C> {
     /// The tensor of the container behind each of `infos`.
     sources: Vec<TensorId>,
     ids: HashMap<String, TensorId>,
+    replaced: Vec<TensorId>,
 }
 
 impl<C: Deref<Target = Container>> SkillView<C> {
@@ -274,6 +276,7 @@ impl<C: Deref<Target = Container>> SkillView<C> {
             bail!(Usage, "no skill '{id}', there are: {ids}");
         }
         let skills: HashSet<&str> = skills.iter().map(|skill| skill.id.as_str()).collect();
+        let mut replaced = Vec::new();
         let (mut infos, mut sources, mut ids) = (Vec::new(), Vec::new(), HashMap::new());
         for (id, info) in container.infos().iter().enumerate() {
             if registered(&skills, &info.name).is_none() {
@@ -307,18 +310,26 @@ impl<C: Deref<Target = Container>> SkillView<C> {
                 ..info.clone()
             };
             sources[place] = id;
+            replaced.push(place);
         }
+        replaced.sort_unstable();
         Ok(SkillView {
             container,
             infos,
             sources,
             ids,
+            replaced,
         })
     }
 
     /// The container that is looked at.
     pub fn container(&self) -> &Container {
         &self.container
+    }
+
+    /// Tensors that the skill replaces, in order.
+    pub fn replaced(&self) -> &[TensorId] {
+        &self.replaced
     }
 
     /// The container's own id of a tensor of the view.
@@ -341,6 +352,10 @@ impl<C: Deref<Target = Container> + Send + Sync> Tensors for SkillView<C> {
             Some(id) => self.container.bytes(id),
             None => bail!(Usage, "tensor {id} of {}", self.infos.len()),
         }
+    }
+
+    fn masks(&self) -> Option<&Masks> {
+        self.container.masks()
     }
 
     fn release(&self, id: TensorId) {

@@ -3,7 +3,7 @@
 use super::paging;
 use super::task::{self, Task};
 use crate::budget::available_memory;
-use crate::container::{Arch, Tensors};
+use crate::container::{Arch, TensorId, Tensors};
 use crate::error::{Result, bail};
 use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor, MAX_BINDING};
 use crate::host::HostExecutor;
@@ -55,6 +55,8 @@ pub struct Placed {
     /// What runs where.
     pub placement: Placement,
     pub(super) task: Task,
+    device: Option<Arc<Device>>,
+    options: LoadOptions,
 }
 
 impl Placed {
@@ -163,7 +165,41 @@ impl Placed {
             session,
             placement,
             task,
+            device,
+            options: options.clone(),
         })
+    }
+
+    /// Runs the same network with other tensors from now on: those that differ, `changed`, in order, are read. What is cached
+    /// is forgotten.
+    ///
+    /// Errors: as [`Placed::new`]. After one nothing has changed but the cache, unless the executor was half done: then it
+    /// runs nothing until this has been done once more, without an error.
+    pub fn replace(&mut self, arch: &Arch, tensors: Arc<dyn Tensors>, changed: &[TensorId]) -> Result<()> {
+        let model = model::bind(arch, &*tensors)?;
+        let (device, before) = (self.device.as_deref(), self.session.plan());
+        let all = PlanOptions {
+            // Under a mask a plan has none, and is planned with some all the same.
+            drafts: before.masking.as_ref().map_or(before.drafts, |masking| masking.drafts),
+            ..plan_options(&self.options, device, before.ctx)
+        };
+        let mask = self
+            .task
+            .active
+            .as_deref()
+            .map(|task| model.masks.find(task))
+            .transpose()?;
+        let (plan, _) = paging::fitted(&model, &*tensors, &all, device.is_some(), &|plan| {
+            check_budget(&self.options, device, plan)
+        })?;
+        let plan = Arc::new(plan.with_mask(mask)?);
+        let next = plan.clone();
+        self.session
+            .change(next, |executor| executor.replace(plan, tensors, changed))?;
+        self.placement.weight_bytes = self.session.plan().weight_bytes();
+        self.placement.buffer_bytes = self.session.plan().buffer_bytes();
+        self.model = model;
+        Ok(())
     }
 }
 

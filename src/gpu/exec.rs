@@ -4,7 +4,7 @@ use super::device::{Device, PARAMS_SLOT};
 use super::memory::{self, Ring, SegmentBuffer};
 use super::pager::Pager;
 use super::probe::read_words;
-use crate::container::Tensors;
+use crate::container::{TensorId, Tensors};
 use crate::error::{Result, bail};
 use crate::kernel::Variant;
 use crate::program::{
@@ -20,7 +20,7 @@ const CTL_BYTES: u64 = size_of::<Ctl>() as u64;
 /// Runs that may be in flight before the first is waited for, plus one.
 const SLOTS: u64 = 3;
 
-struct RealStep {
+pub(super) struct RealStep {
     pipeline: Arc<wgpu::ComputePipeline>,
     bind_group: wgpu::BindGroup,
     threads: u32,
@@ -29,19 +29,22 @@ struct RealStep {
 
 /// A plan on a device.
 pub struct GpuExecutor {
-    device: Arc<Device>,
-    plan: Arc<Plan>,
-    buffers: Vec<wgpu::Buffer>,
-    programs: Vec<Vec<RealStep>>,
+    pub(super) device: Arc<Device>,
+    pub(super) plan: Arc<Plan>,
+    pub(super) buffers: Vec<wgpu::Buffer>,
+    pub(super) matrices: Vec<Vec<SegmentBuffer>>,
+    pub(super) vectors: Vec<wgpu::Buffer>,
+    pub(super) programs: Vec<Vec<RealStep>>,
     /// The steps that run, by program, with their extents.
     chosen: Vec<Vec<(usize, Grid)>>,
+    /// Weights are half replaced, and no run makes sense.
+    pub(super) torn: bool,
     slots: Vec<wgpu::Buffer>,
     in_flight: VecDeque<(u64, wgpu::SubmissionIndex)>,
     tickets: u64,
-    counters: Counters,
+    pub(super) counters: Counters,
     weight_bytes: [u64; Which::ALL.len()],
-    matrices: Vec<Vec<SegmentBuffer>>,
-    pager: Option<Pager>,
+    pub(super) pager: Option<Pager>,
 }
 
 impl GpuExecutor {
@@ -115,13 +118,15 @@ impl GpuExecutor {
             device: device.clone(),
             plan: plan.clone(),
             buffers,
+            matrices: Vec::new(),
+            vectors: Vec::new(),
             programs: Vec::new(),
             chosen: Vec::new(),
+            torn: false,
             slots: Vec::new(),
             in_flight: VecDeque::new(),
             tickets: 0,
             counters: Counters::default(),
-            matrices: Vec::new(),
             pager: None,
         };
         let read = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
@@ -134,8 +139,6 @@ impl GpuExecutor {
         }
         executor.choose()?;
         scope.finish()?;
-        executor.matrices = matrices;
-        let matrices = &executor.matrices;
         let (pipelines, ms) = device.compile_counters();
         let count = executor.buffers.len() + vectors.len() + matrices.iter().map(Vec::len).sum::<usize>();
         let counters = &mut executor.counters;
@@ -144,6 +147,7 @@ impl GpuExecutor {
         counters.pipelines_compiled = pipelines;
         counters.pipeline_us = (ms * 1000.0) as u64;
         counters.gpu_bytes += plan.weight_bytes() + plan.buffer_bytes();
+        (executor.matrices, executor.vectors) = (matrices, vectors);
         Ok(executor)
     }
 
@@ -164,7 +168,7 @@ impl GpuExecutor {
     /// experts that they chose are there.
     fn advance(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<wgpu::CommandEncoder> {
         if self.plan.paged.is_empty() {
-            return Ok(self.encode(which, steps, extent));
+            return self.encode(which, steps, extent);
         }
         let Some(mut pager) = self.pager.take() else {
             bail!(Usage, "experts are paged, and nobody said from where");
@@ -185,7 +189,7 @@ impl GpuExecutor {
         let here = |pause: &&Pause| steps.contains(&pause.steps.start);
         let pauses: Vec<Pause> = pager.pauses(which).iter().filter(here).cloned().collect();
         for pause in pauses {
-            let encoder = self.encode(which, at..pause.steps.start, extent);
+            let encoder = self.encode(which, at..pause.steps.start, extent)?;
             at = pause.steps.start;
             let wanted = pager.wanted(&self.device, &self.buffers, &pause, encoder)?;
             self.counters.readback_bytes += pager.count_bytes(&pause);
@@ -198,15 +202,15 @@ impl GpuExecutor {
                 }
                 // The last group's steps are those that follow anyway.
                 if round + 1 < rounds {
-                    let encoder = self.encode(which, pause.steps.clone(), extent);
+                    let encoder = self.encode(which, pause.steps.clone(), extent)?;
                     self.device.queue.submit([encoder.finish()]);
                 }
             }
         }
-        Ok(self.encode(which, at..steps.end, extent))
+        self.encode(which, at..steps.end, extent)
     }
 
-    fn realise(
+    pub(super) fn realise(
         &mut self,
         program: &Program,
         matrices: &[Vec<SegmentBuffer>],
@@ -269,7 +273,7 @@ impl GpuExecutor {
     }
 
     /// Takes over which of the realised steps the plan runs, and what its lists hold.
-    fn choose(&mut self) -> Result<()> {
+    pub(super) fn choose(&mut self) -> Result<()> {
         let chosen = |program: &Program| {
             let steps = program.steps.iter().enumerate();
             let number = |i: usize| program.numbers.get(i).copied().unwrap_or(i);
@@ -286,7 +290,13 @@ impl GpuExecutor {
             .try_for_each(|(buffer, words)| self.write(*buffer, words))
     }
 
-    fn encode(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> wgpu::CommandEncoder {
+    fn encode(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<wgpu::CommandEncoder> {
+        if self.torn {
+            bail!(
+                DeviceError,
+                "the weights were being replaced when that failed, and are not whole"
+            );
+        }
         let mut encoder = self.device.device.create_command_encoder(&Default::default());
         {
             let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -302,7 +312,7 @@ impl GpuExecutor {
         self.counters.passes += 1;
         self.counters.submits += 1;
         self.counters.dispatches += steps.len() as u64;
-        encoder
+        Ok(encoder)
     }
 }
 
@@ -374,6 +384,10 @@ impl Executor for GpuExecutor {
     fn select(&mut self, plan: Arc<Plan>) -> Result<()> {
         self.plan = plan;
         self.choose()
+    }
+
+    fn replace(&mut self, plan: Arc<Plan>, tensors: Arc<dyn Tensors>, changed: &[TensorId]) -> Result<()> {
+        self.replace_weights(plan, tensors, changed)
     }
 
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {

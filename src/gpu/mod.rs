@@ -6,6 +6,7 @@ mod exec;
 mod memory;
 mod pager;
 mod probe;
+mod replace;
 
 pub use costs::{Costs, costs};
 pub use device::{Adapter, Device, DeviceKind, DeviceOptions, MAX_BINDING, adapters, compiled_backends};

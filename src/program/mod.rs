@@ -104,7 +104,7 @@ impl Fill {
 }
 
 /// A buffer of activations or state.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
     /// Its role, as in `decode.qkv` or `layer.07.k`.
     pub label: String,
@@ -124,7 +124,7 @@ pub struct Run {
 }
 
 /// As much of a matrix as one binding holds.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
     /// First output that its rows compute.
     pub row0: u32,
@@ -148,7 +148,7 @@ pub enum Stacking {
 }
 
 /// Tensors with one type and width, stacked into one weight.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Matrix {
     /// Its role, as in `layer.07.attn.qkv`.
     pub label: String,
@@ -172,7 +172,7 @@ pub struct Piece {
 }
 
 /// 1-D tensors kept as f32, one after another, padded with zeros to a multiple of 32 elements.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Vector {
     /// Its role, as in `layer.07.attn.norm`.
     pub label: String,
@@ -630,6 +630,14 @@ pub trait Executor: Send {
     /// Runs the programs of another plan from now on: of the one that was realised, chosen by [`Plan::with_mask`]. Nothing is
     /// made for it.
     fn select(&mut self, plan: Arc<Plan>) -> Result<()>;
+
+    /// Performs another plan of the same network from now on, with tensors that differ from those before in `changed`, in order.
+    /// Nothing may be under way. What both plans have in common stays where it is, and of that only what holds one of the
+    /// changed tensors is written anew; state is not kept.
+    ///
+    /// Errors: `OutOfMemory`, the device's, and what the tensors' payloads have wrong with them. After one it performs the plan
+    /// before, or, where weights are half written, nothing until they are replaced once more.
+    fn replace(&mut self, plan: Arc<Plan>, tensors: Arc<dyn Tensors>, changed: &[TensorId]) -> Result<()>;
 
     /// Writes words at the start of a buffer, before everything submitted later.
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()>;

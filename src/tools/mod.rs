@@ -8,6 +8,7 @@ pub mod defrag;
 pub mod diff;
 mod gather;
 pub mod moe;
+pub mod registry;
 mod rewrite;
 pub mod shard;
 pub mod sign;

@@ -450,7 +450,7 @@ fn registry(header: &mut Map<String, Value>) -> Result<&mut Vec<Value>> {
 }
 
 /// A signature is one of the bytes before.
-fn signature_note(model: &Container) -> Vec<String> {
+pub(super) fn signature_note(model: &Container) -> Vec<String> {
     let signature = super::sign::path_beside(&model.shard_paths()[0]);
     match signature.exists() {
         true => vec![format!(

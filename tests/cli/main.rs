@@ -6,5 +6,6 @@ mod errors;
 #[path = "../golden/mod.rs"]
 mod golden;
 mod plan;
+mod skills;
 mod streams;
 mod tools;

@@ -15,13 +15,13 @@ use std::sync::Arc;
 /// A recorded token may be missed where its logit is less than this above the next one's.
 const NEAR_TIE: f64 = 2e-3;
 
-fn tokens(value: &Value) -> Vec<u32> {
+pub fn tokens(value: &Value) -> Vec<u32> {
     let ids = value.as_array().unwrap().iter();
     ids.map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 /// Greedy tokens after a prompt, none of which ends the answer.
-fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
+pub fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
     assert!(session.prefill(prompt, &Cancel::new()).unwrap().1.is_continue());
     let mut found = Vec::new();
     let generation = Generation {
@@ -35,6 +35,20 @@ fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
     };
     session.generate(&generation, &Cancel::new(), &mut emit).unwrap();
     found
+}
+
+/// Continues a recorded prompt and holds the tokens against those recorded.
+pub fn compare(session: &mut Session, run: &Value, what: &str) {
+    let (prompt, wanted) = (tokens(&run["prompt"]), tokens(&run["tokens"]));
+    let found = greedy(session, &prompt, wanted.len());
+    if let Some(at) = (0..wanted.len()).find(|&at| found.get(at) != Some(&wanted[at])) {
+        let gap = run["gaps"][at].as_f64().unwrap();
+        assert!(
+            gap < NEAR_TIE,
+            "{what}, prompt of {}: token {at} is {found:?}, wanted {wanted:?}, {gap} apart",
+            prompt.len()
+        );
+    }
 }
 
 /// Runs a file of the manifest; how many runs were compared.
@@ -77,17 +91,13 @@ fn check(dir: &Path, entry: &Value) -> usize {
             };
             let plan = session.plan().with_mask(mask).unwrap();
             session.select(plan).unwrap();
-            let (prompt, wanted) = (tokens(&run["prompt"]), tokens(&run["tokens"]));
-            let found = greedy(&mut session, &prompt, wanted.len());
+            let kind = run["kind"].as_str().unwrap();
+            compare(
+                &mut session,
+                run,
+                &format!("{name}, {kind}, host {on_host}, {drafts} drafts"),
+            );
             compared += 1;
-            if let Some(at) = (0..wanted.len()).find(|&at| found.get(at) != Some(&wanted[at])) {
-                let gap = run["gaps"][at].as_f64().unwrap();
-                assert!(
-                    gap < NEAR_TIE,
-                    "{name}, host {on_host}, {drafts} drafts, prompt of {}: token {at} is {found:?}, wanted {wanted:?}, {gap} apart",
-                    prompt.len()
-                );
-            }
         }
     }
     compared
