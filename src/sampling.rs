@@ -385,6 +385,10 @@ mod tests {
         let settings = Sampling::greedy().words(&[]).unwrap();
         assert_eq!(choose(&[0.0, f32::NAN], &settings, &[0; 8], 0), Choice::NonFinite);
         assert_eq!(choose(&[0.0, f32::INFINITY], &settings, &[0; 8], 0), Choice::NonFinite);
+        assert_eq!(
+            choose(&[f32::NEG_INFINITY; 3], &settings, &[0; 8], 0),
+            Choice::NonFinite
+        );
         assert_eq!(choose(&[1.0, 3.0, 3.0], &settings, &[0; 8], 0), Choice::Token(1));
         assert!(
             Sampling {

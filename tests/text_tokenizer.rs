@@ -480,6 +480,27 @@ fn long_monotonous_texts_are_encoded_in_time() {
 }
 
 #[test]
+fn what_only_looks_like_a_byte_is_text() {
+    let names = ["<0x-1>", "<0xGG>", "<0x1>", "<0x041>", "<0x41", "0x41>"];
+    let mut config = config("spm");
+    for (id, name) in (512..).zip(names) {
+        config["model"]["vocab"][name] = json!(id);
+    }
+    let tokenizer = from_value(&config).unwrap();
+    let byte = tokenizer.id("<0x41>").unwrap();
+    for (id, name) in (512..).zip(names) {
+        let tokens = [byte, id, byte];
+        assert_eq!(tokenizer.decode(&tokens, false).unwrap(), format!("A{name}A"));
+        let mut stream = tokenizer.stream(false, &[]).unwrap();
+        // A byte may be part of a character and waits; text never does.
+        assert_eq!(stream.push(byte).unwrap(), "");
+        assert_eq!(stream.push(id).unwrap(), format!("A{name}"));
+        assert_eq!(stream.push(byte).unwrap(), "");
+        assert_eq!(stream.finish().unwrap(), "A");
+    }
+}
+
+#[test]
 fn truncation_and_padding_have_no_effect() {
     let mut config = config("llama3");
     config["truncation"] = json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});

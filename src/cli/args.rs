@@ -149,7 +149,9 @@ pub fn announce(placement: &Placement, load_s: f64, out: &Output) {
 
 /// The device of an answer, for JSON.
 pub fn device_json(placement: &Placement) -> Value {
-    json!({"name": placement.name, "backend": placement.backend, "kind": placement.kind})
+    json!({
+        "name": placement.name, "backend": placement.backend, "kind": placement.kind, "driver": placement.driver
+    })
 }
 
 /// Token ids separated by commas.

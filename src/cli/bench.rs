@@ -210,6 +210,8 @@ pub fn run(args: Args, context: &mut Context) -> Result {
                 .collect();
             context.out.json(&json!({
                 "rows": rows,
+                "version": env!("CARGO_PKG_VERSION"),
+                "host": format!("{} {}", std::env::consts::ARCH, std::env::consts::OS),
                 "device": device_json(&placement),
                 "kv": args.device.kv.name(),
                 "repetitions": args.repetitions,

@@ -130,6 +130,7 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
         "shards": shards,
         "index": index(container),
         "mtp": header.arch.mtp,
+        "draft_head": planned.as_ref().ok().map(|(_, model, _)| model.mtp.is_some()),
         "moe": header.arch.moe,
         "unused": unused,
         "memory": memory,
@@ -302,6 +303,9 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
         if !value(key).is_null() {
             out.line(format!("{key:<12} {}", text(value(key))))?;
         }
+    }
+    if !value("mtp").is_null() && value("draft_head") == false {
+        out.line("draft head   declared, its tensors are missing: the model runs without")?;
     }
     let memory = value("memory");
     if !memory.is_null() {

@@ -264,6 +264,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             .out
             .note("note: the file has no chat template; ChatML is used, and --raw goes without");
     }
+    if engine.stops().is_empty() {
+        context
+            .out
+            .note("note: the file names no token that ends an answer; one goes on until -n or the context ends it");
+    }
     if args.no_think {
         let template = &engine.container().header().tokenizer_config.chat_template;
         if !template

@@ -31,6 +31,8 @@ pub struct Placement {
     pub backend: String,
     /// discrete, integrated, other, software, or cpu.
     pub kind: String,
+    /// The driver and its version; nothing for the CPU reference.
+    pub driver: String,
     /// Why it is not what might have been expected.
     pub notice: Option<String>,
     /// Layers that run there: all of them.
@@ -144,6 +146,7 @@ impl Placed {
                 .map_or("CPU reference".into(), |device| device.name.clone()),
             backend: device.as_ref().map_or("cpu".into(), |device| device.backend.clone()),
             kind: device.as_ref().map_or("cpu".into(), |device| device.kind.name().into()),
+            driver: device.as_ref().map_or(String::new(), |device| device.driver.clone()),
             notice: beyond_training(ctx, &model)
                 .into_iter()
                 .chain(notice)

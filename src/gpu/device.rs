@@ -60,6 +60,10 @@ pub struct Adapter {
     pub max_workgroup_bytes: u32,
 }
 
+fn driver(info: &wgpu::AdapterInfo) -> String {
+    format!("{} {}", info.driver, info.driver_info).trim().to_string()
+}
+
 /// The adapters of this machine, best first: discrete, integrated, other, software.
 pub fn adapters() -> Vec<Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
@@ -99,7 +103,7 @@ impl Adapter {
                 wgpu::DeviceType::Cpu => DeviceKind::Software,
                 wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => DeviceKind::Other,
             },
-            driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+            driver: driver(&info),
             subgroup: if subgroups {
                 [info.subgroup_min_size, info.subgroup_max_size]
             } else {
@@ -159,6 +163,8 @@ pub struct Device {
     pub backend: String,
     /// What the adapter is.
     pub kind: DeviceKind,
+    /// Its driver and version.
+    pub driver: String,
     options: DeviceOptions,
     team: Team,
     half_native: bool,
@@ -242,6 +248,7 @@ impl Device {
                 wgpu::DeviceType::Cpu => DeviceKind::Software,
                 wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => DeviceKind::Other,
             },
+            driver: driver(&info),
             device,
             queue,
             options,

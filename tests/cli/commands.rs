@@ -150,7 +150,7 @@ fn info_shows_what_cannot_be_run_and_says_why() {
     let shards = run(&["info", &path("llama_tied-q8_row-sharded-00002-of-00003.cmf"), "--json"]).json();
     assert_eq!(shards["shards"].as_array().unwrap().len(), 3);
     let mtp = run(&["info", &path("qwen3_mtp-q8-appended.cmf"), "--json"]).json();
-    assert!(mtp["mtp"]["num_layers"].as_u64().unwrap() > 0);
+    assert!(mtp["mtp"]["num_layers"].as_u64().unwrap() > 0 && mtp["draft_head"] == true);
 }
 
 #[test]
@@ -544,6 +544,14 @@ fn bench() {
     }
     assert_eq!(report["counters"]["submits"], 1);
     assert_eq!(report["counters"]["write_buffer_calls"], 0);
+    // A token reads each weight once at most.
+    let file = std::fs::metadata(model()).unwrap().len();
+    let read = report["counters"]["weight_bytes"].as_u64().unwrap();
+    assert!((file / 2..=file).contains(&read), "{read} of {file}");
+    // What a number was measured with.
+    for known in [&report["version"], &report["host"], &report["device"]["driver"]] {
+        assert!(!known.as_str().unwrap().is_empty());
+    }
     let csv = run(&[&small[..], &["-o", "csv"]].concat()).stdout;
     assert!(csv.starts_with("test,tok_s,sd,weight_gb_s\npp70,"));
     let md = run(&[&small[..], &["-o", "md"]].concat()).stdout;

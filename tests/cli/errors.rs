@@ -312,6 +312,30 @@ fn devices_that_are_not_there_are_no_adapter() {
     }
 }
 
+/// A software adapter passes for the GPU that was asked for, or stands in for one without a word.
+#[test]
+fn hardware_is_not_replaced_in_silence() {
+    let all = run(&["devices", "--json"]).json();
+    let kinds = all["devices"].as_array().unwrap().iter();
+    let kinds: Vec<&str> = kinds.map(|device| device["kind"].as_str().unwrap()).collect();
+    // Best first, and the reference kernels behind all adapters.
+    let rank = |kind: &&str| {
+        ["discrete", "integrated", "other", "software", "cpu"]
+            .iter()
+            .position(|k| k == kind)
+    };
+    assert!(kinds.iter().map(rank).is_sorted(), "{kinds:?}");
+    let hardware = !["software", "cpu"].contains(&kinds[0]);
+    let on = |device: &str| run(&["run", model(), "-p", "x", "-n", "1", "--json", "--device", device]);
+    match hardware {
+        true => assert_eq!(on("gpu").json()["device"]["kind"], kinds[0]),
+        false => assert!(on("gpu").fails(1, "NoAdapter").contains("no hardware GPU")),
+    }
+    let auto = on("auto");
+    assert_eq!(auto.json()["device"]["kind"], kinds[0]);
+    assert_eq!(auto.stderr.contains("no GPU was found"), !hardware, "{}", auto.stderr);
+}
+
 #[test]
 fn what_does_not_fit_is_out_of_memory() {
     let message = fails(&["run", model(), "-p", "x", "--vram-mb", "1"], 1, "OutOfMemory");

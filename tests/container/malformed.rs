@@ -528,6 +528,20 @@ fn tables_inside_payloads() {
     check(cases);
 }
 
+/// A download that stopped is opened, and fails later or never.
+#[test]
+fn every_truncation_is_an_error() {
+    let whole = sample().build();
+    let (_dir, path) = on_disk(&whole);
+    assert!(Container::open(&path).is_ok());
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for len in (0..whole.len()).rev() {
+        file.set_len(len as u64).unwrap();
+        let err = Container::open(&path).map(|_| ()).unwrap_err();
+        assert_eq!(err.kind, Bounds, "{len} bytes: {err}");
+    }
+}
+
 /// Damage that no checksum hides: whatever becomes of the file, it is an answer.
 #[test]
 fn random_damage_never_panics() {

@@ -6,6 +6,7 @@ use cmf_gpu::container::{Container, LayerType, MemoryTensors, NormStyle, Tensors
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::model::{Mixer, bind};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 #[test]
 fn headers_say_which_layers_recur_and_how() {
@@ -251,8 +252,17 @@ fn transposed(rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
         .collect()
 }
 
+/// Shape and values of tensors.
+type Values = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
+
 /// The model as a GGUF file holds it.
 fn gguf() -> Gguf {
+    gguf_of(source_values("qwen3_5"), 4)
+}
+
+/// The model with so many value heads as a GGUF file holds it.
+fn gguf_of(source: Values, heads: usize) -> Gguf {
+    let (sharing, width) = (heads / 2, 128 / heads);
     let mut file = Gguf::new();
     file.set("general.architecture", Meta::Str("qwen35".into()));
     for (key, value) in [
@@ -268,7 +278,7 @@ fn gguf() -> Gguf {
         ("ssm.conv_kernel", 4),
         ("ssm.state_size", 32),
         ("ssm.group_count", 2),
-        ("ssm.time_step_rank", 4),
+        ("ssm.time_step_rank", heads as u32),
         ("ssm.inner_size", 128),
         ("full_attention_interval", 4),
     ] {
@@ -276,7 +286,7 @@ fn gguf() -> Gguf {
     }
     file.set("qwen35.rope.freq_base", Meta::F32(1e7));
     file.set("qwen35.attention.layer_norm_rms_epsilon", Meta::F32(1e-6));
-    for (name, (shape, values)) in source_values("qwen3_5") {
+    for (name, (shape, values)) in source {
         let cols = *shape.last().unwrap() as usize;
         let mut rows: Vec<Vec<f32>> = match shape.len() {
             1 => values.iter().map(|&value| vec![value]).collect(),
@@ -284,10 +294,10 @@ fn gguf() -> Gguf {
         };
         let part = name.split_once("linear_attn.").map_or("", |(_, part)| part);
         match part {
-            "in_proj_qkv.weight" | "conv1d.weight" => rows = tiled(&rows, 128, 2, 2, 32),
-            "in_proj_z.weight" => rows = tiled(&rows, 0, 2, 2, 32),
-            "in_proj_a.weight" | "in_proj_b.weight" | "A_log" | "dt_bias" => rows = tiled(&rows, 0, 2, 2, 1),
-            "out_proj.weight" => rows = transposed(&tiled(&transposed(&rows), 0, 2, 2, 32)),
+            "in_proj_qkv.weight" | "conv1d.weight" => rows = tiled(&rows, 128, 2, sharing, width),
+            "in_proj_z.weight" => rows = tiled(&rows, 0, 2, sharing, width),
+            "in_proj_a.weight" | "in_proj_b.weight" | "A_log" | "dt_bias" => rows = tiled(&rows, 0, 2, sharing, 1),
+            "out_proj.weight" => rows = transposed(&tiled(&transposed(&rows), 0, 2, sharing, width)),
             _ => {}
         }
         let mut values = rows.concat();
@@ -377,6 +387,43 @@ fn a_gguf_file_gives_the_same_network() {
     assert!(values(&again) == all);
     assert_eq!(report.dropped.len(), 2);
     assert!(report.dropped[0].contains("blk.4."), "{:?}", report.dropped);
+}
+
+/// With two value heads to each of two key heads the order of the file is its own inverse, and either would do.
+#[test]
+fn value_heads_of_a_gguf_file_go_back_to_their_places() {
+    let mut source = source_values("qwen3_5");
+    for (name, (shape, values)) in &mut source {
+        let part = name.split_once("linear_attn.").map_or("", |(_, part)| part);
+        match part {
+            // Eight heads of half the width: twice as many numbers a head, all of them different.
+            "in_proj_a.weight" | "in_proj_b.weight" | "A_log" | "dt_bias" => {
+                shape[0] *= 2;
+                values.extend(values.clone().iter().map(|value| value / 2.0));
+            }
+            "norm.weight" => {
+                shape[0] /= 2;
+                values.truncate(16);
+            }
+            _ => {}
+        }
+    }
+    let copy = Copy::of("qwen3_5");
+    copy.tensors(&source).edit("config.json", |config| {
+        config.insert("linear_num_value_heads".into(), 8.into());
+        config.insert("linear_value_head_dim".into(), 16.into());
+    });
+    let file = gguf_of(source, 8);
+    let (_dir, _, wanted) = converted(copy.path(), Dtype::F16);
+    let (_guard, _, found) = convert_gguf(&file).unwrap();
+    assert_eq!(found.header().arch, wanted.header().arch);
+    let all = values(&found);
+    for (name, (shape, wanted)) in values(&wanted) {
+        let (found_shape, found) = &all[&name];
+        assert_eq!(*found_shape, shape, "{name}");
+        let near = |(found, wanted): (&f32, &f32)| (found - wanted).abs() <= 1e-3 * wanted.abs();
+        assert!(found.iter().zip(&wanted).all(near), "{name}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod mixed;
 mod paging;
 mod parity;
 mod recurrent;
+mod scale;
 mod skills;
 mod speculation;
 mod synthetic;

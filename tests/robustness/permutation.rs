@@ -38,6 +38,8 @@ pub struct Permutation {
     pub logits: [f32; 2],
     /// A token whose embedding is no number.
     pub broken: Option<u32>,
+    /// What else the header says.
+    pub header: fn(&mut Value),
 }
 
 impl Permutation {
@@ -52,6 +54,7 @@ impl Permutation {
             context: 512,
             logits: [1.0, 0.0],
             broken: None,
+            header: |_| (),
         };
         let last = FIRST + pieces.len() as u32;
         for (id, piece) in (FIRST..).zip(pieces) {
@@ -151,8 +154,9 @@ impl Permutation {
             shape: shape.clone(),
         };
         let specs: Vec<TensorSpec> = shapes.iter().map(spec).collect();
-        let header = json!({"arch": self.arch(), "tokenizer_config": {
+        let mut header = json!({"arch": self.arch(), "tokenizer_config": {
             "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}", "eos_token_ids": self.eos}});
+        (self.header)(&mut header);
         let Value::Object(header) = header else { unreachable!() };
         let tokenizer = self.tokenizer().to_string();
         let sections = Sections {

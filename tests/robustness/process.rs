@@ -1,6 +1,8 @@
 //! The program: what it prints, writes and says when the world is not as it should be.
 
-use crate::permutation::{FIRST, Permutation};
+use crate::permutation::{FIRST, PROMPT, Permutation};
+use cmf_gpu::dtype::Dtype;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -157,4 +159,71 @@ fn absurd_numbers_are_refused_or_mean_what_they_say() {
         let (code, stdout, stderr) = run(&path, flags);
         assert_eq!((code, stdout.as_str()), (Some(0), "ok\n"), "{flags:?} {stderr}");
     }
+}
+
+/// A file that names no end of turn makes the program talk on and on, and nothing says why.
+#[test]
+fn a_model_without_an_end_says_so() {
+    let mut model = Permutation::repeating(&[b"a"]);
+    for ends in [true, false] {
+        if !ends {
+            model.eos.clear();
+        }
+        let (_dir, path) = model.file();
+        let mut command = program();
+        command.arg("run").arg(&path).args(["-p", "p", "--greedy", "-n", "3"]);
+        let (code, stdout, stderr) = said(&command.output().unwrap());
+        assert_eq!((code, stdout.as_str()), (Some(0), "aaa\n"));
+        assert_eq!(stderr.contains("no token that ends an answer"), !ends, "{stderr}");
+    }
+}
+
+/// The model's own way to choose tokens is forgotten, or wins over a flag.
+#[test]
+fn the_files_sampling_holds_where_no_flag_says_otherwise() {
+    let mut model = Permutation::walking(Dtype::F16);
+    // Flat enough that a draw decides.
+    model.logits = [0.2, 0.0];
+    let path = json!(model.path(PROMPT, 30));
+    let drawn = |model: &Permutation, flags: &[&str]| {
+        let (_dir, file) = model.file();
+        let mut info = program();
+        let (_, info, _) = said(&info.arg("info").arg(&file).arg("--json").output().unwrap());
+        let mut command = program();
+        command
+            .arg("run")
+            .arg(&file)
+            .args(["-p", "p", "-n", "30", "--json", "--seed", "3"]);
+        let (code, stdout, stderr) = said(&command.args(flags).output().unwrap());
+        assert_eq!(code, Some(0), "{stderr}");
+        let [info, answer] = [info, stdout].map(|text| serde_json::from_str::<Value>(&text).unwrap());
+        (info["sampling"]["temperature"].clone(), answer["tokens"].clone())
+    };
+    let (built_in, tokens) = drawn(&model, &[]);
+    assert!(built_in.as_f64().unwrap() > 0.0 && tokens != path);
+    model.header = |header| header["provenance"] = json!({"generation_config": {"temperature": 0.0}});
+    assert_eq!(drawn(&model, &[]), (json!(0.0), path.clone()));
+    assert_ne!(drawn(&model, &["--temp", "1"]).1, path);
+}
+
+/// A draft head that the header promises and the file does not hold stops the model, or is believed in.
+#[test]
+fn a_declared_draft_head_without_tensors_is_told_and_not_used() {
+    let mut model = Permutation::saying(&[b"ok"]);
+    model.header = |header| header["arch"]["mtp"] = json!({"num_layers": 1});
+    let (_dir, path) = model.file();
+    let info = |flags: &[&str]| said(&program().arg("info").arg(&path).args(flags).output().unwrap()).1;
+    let object: Value = serde_json::from_str(&info(&["--json"])).unwrap();
+    assert_eq!(
+        (&object["mtp"]["num_layers"], &object["draft_head"]),
+        (&json!(1), &json!(false))
+    );
+    assert!(info(&[]).contains("draft head   declared, its tensors are missing"));
+    let (code, stdout, _) = run(&path, &["--json"]);
+    let answer: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(code, Some(0));
+    assert_eq!(
+        (&answer["text"], &answer["speculation"]["mode"]),
+        (&json!("ok"), &json!("off"))
+    );
 }

@@ -1,0 +1,154 @@
+//! What is large: inputs beyond the range of a half, and tensors beyond what a device binds.
+
+use cmf_gpu::container::{Arch, TensorId, TensorInfo, Tensors};
+use cmf_gpu::dtype::{Dtype, Size};
+use cmf_gpu::kernel::Kv;
+use cmf_gpu::model::bind;
+use cmf_gpu::parity;
+use cmf_gpu::program::{ExpertOptions, Plan, PlanOptions, plan};
+
+/// Residual streams reach millions; whatever is staged as a half on the way becomes infinite.
+#[test]
+fn loud_inputs_are_computed_as_precisely_as_others() {
+    let device = crate::device();
+    for dtype in Dtype::all().map(Dtype::name) {
+        for kind in ["matvec", "matmul"] {
+            let case = crate::case(&format!("{kind}.{dtype} 5x96 bias"));
+            for factor in [3e3, 7e4, 3e6] {
+                let mut rig = case.rig(device.max_binding()).unwrap();
+                let x = rig.plan.buffers.iter().position(|buffer| buffer.label == "x").unwrap();
+                let inputs = rig.rounds.iter_mut().flat_map(|round| &mut round.inputs);
+                let words = inputs.filter(|(buffer, _)| *buffer == x).flat_map(|(_, words)| words);
+                let mut count = 0;
+                for word in words {
+                    *word = (f32::from_bits(*word) * factor).to_bits();
+                    count += 1;
+                }
+                assert!(count > 0);
+                let error = parity::compare(&device, &rig, &rig, case.tolerance()).unwrap();
+                assert!(error.is_ok(), "{} times {factor}: {error:?}", case.name());
+            }
+        }
+    }
+}
+
+/// A network of one layer that exists by name only.
+struct Named(Vec<TensorInfo>);
+
+impl Tensors for Named {
+    fn infos(&self) -> &[TensorInfo] {
+        &self.0
+    }
+
+    fn find(&self, name: &str) -> Option<TensorId> {
+        self.0.iter().position(|info| info.name == name)
+    }
+
+    fn bytes(&self, _: TensorId) -> cmf_gpu::Result<&[u8]> {
+        Err(cmf_gpu::Error::new(cmf_gpu::Kind::Io, "there are no bytes"))
+    }
+
+    fn release(&self, _: TensorId) {}
+}
+
+const VOCAB: usize = 248_320;
+const HIDDEN: usize = 5120;
+
+/// A vocabulary of 5 GB in `dtype`, and a layer to go with it.
+fn huge(dtype: Dtype) -> (Arch, Named) {
+    let mut arch = crate::golden("llama_untied", Dtype::F16).0.header().arch.clone();
+    (arch.hidden_size, arch.intermediate_size, arch.vocab_size) = (HIDDEN, 17_408, VOCAB);
+    (arch.num_attention_heads, arch.num_kv_heads, arch.head_dim) = (40, 8, 128);
+    (arch.num_layers, arch.query_pre_attn_scalar) = (1, None);
+    arch.layer_types.truncate(1);
+    let shapes: [(&str, &[usize]); 12] = [
+        ("model.embed_tokens", &[VOCAB, HIDDEN]),
+        ("model.layers.0.input_layernorm", &[HIDDEN]),
+        ("model.layers.0.self_attn.q_proj", &[5120, HIDDEN]),
+        ("model.layers.0.self_attn.k_proj", &[1024, HIDDEN]),
+        ("model.layers.0.self_attn.v_proj", &[1024, HIDDEN]),
+        ("model.layers.0.self_attn.o_proj", &[HIDDEN, 5120]),
+        ("model.layers.0.post_attention_layernorm", &[HIDDEN]),
+        ("model.layers.0.mlp.gate_proj", &[17_408, HIDDEN]),
+        ("model.layers.0.mlp.up_proj", &[17_408, HIDDEN]),
+        ("model.layers.0.mlp.down_proj", &[HIDDEN, 17_408]),
+        ("model.norm", &[HIDDEN]),
+        ("lm_head", &[VOCAB, HIDDEN]),
+    ];
+    let info = |(name, shape): (&str, &[usize])| {
+        let shape: Vec<u64> = shape.iter().map(|&side| side as u64).collect();
+        let dtype = if shape.len() == 1 { Dtype::F32 } else { dtype };
+        let Ok(Size::Exact(nbytes)) = dtype.size(&shape) else {
+            panic!("{}", dtype.name())
+        };
+        TensorInfo {
+            name: format!("{name}.weight"),
+            dtype,
+            shape,
+            offset: 0,
+            nbytes,
+            hash: 0,
+            shard: 0,
+        }
+    };
+    (arch, Named(shapes.map(info).into()))
+}
+
+fn planned(dtype: Dtype, max_binding: u64) -> cmf_gpu::Result<Plan> {
+    let (arch, tensors) = huge(dtype);
+    let options = PlanOptions {
+        ctx: 64,
+        chunk: 8,
+        kv: Kv::F16,
+        max_binding,
+        all_logits: false,
+        drafts: 0,
+        experts: ExpertOptions::default(),
+    };
+    plan(&bind(&arch, &tensors)?, &tensors, &options)
+}
+
+/// A table larger than a device binds, or than 32 bits count, is bound all the same.
+#[test]
+fn no_binding_is_larger_than_the_device_allows() {
+    for (dtype, max_binding, least) in [
+        (Dtype::F32, 128 << 20, 38),
+        (Dtype::F32, (1 << 31) - 4, 3),
+        (Dtype::Q8Row, 128 << 20, 10),
+        (Dtype::Q4Block, (1 << 31) - 4, 1),
+    ] {
+        let plan = planned(dtype, max_binding).unwrap();
+        let mut tables = 0;
+        for matrix in &plan.matrices {
+            let mut next = 0;
+            for segment in &matrix.segments {
+                let planes = [segment.geometry.code_bytes(), segment.geometry.scale_bytes()];
+                assert!(
+                    planes.iter().all(|&bytes| bytes as u64 <= max_binding),
+                    "{}",
+                    matrix.label
+                );
+                assert_eq!(segment.row0 as usize, next, "{}", matrix.label);
+                // Gate and up are stored as a pair of rows an output.
+                let rows: usize = segment.runs.iter().map(|run| run.rows.len()).sum();
+                let pair = matrix.label.contains("gate");
+                next += if pair { rows / 2 } else { rows };
+            }
+            if next == VOCAB {
+                tables += 1;
+                assert!(matrix.segments.len() >= least, "{}", matrix.segments.len());
+            }
+        }
+        assert_eq!(tables, 2);
+    }
+}
+
+/// What does not fit even in pieces fails on the device, or without a name.
+#[test]
+fn rows_too_long_for_a_binding_are_refused_by_name() {
+    // 32 rows of 17,408 floats are more than that.
+    let err = planned(Dtype::F32, 2 << 20).unwrap_err();
+    assert_eq!(err.kind, cmf_gpu::Kind::OutOfMemory, "{err}");
+    let said = ["32 rows of layer.00.ffn.down", "2097152 bytes"];
+    assert!(said.iter().all(|part| err.message.contains(part)), "{err}");
+}
