@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(fit(&vec![examples[0].clone(); 4], 0, 1).unwrap_err().kind, Kind::Usage);
         assert_eq!(fit(&examples, 0, 0).unwrap_err().kind, Kind::Usage);
         assert_eq!(
-            fit(&vec![vec![1e6; 4], vec![2e6; 4]], 0, 1).unwrap_err().kind,
+            fit(&[vec![1e6; 4], vec![2e6; 4]], 0, 1).unwrap_err().kind,
             Kind::NonFinite
         );
     }

@@ -317,7 +317,7 @@ fn experts_share_their_bits_and_stand_by_role() {
                 "{means:?}"
             );
             let all = means.iter().sum::<f64>() / EXPERTS as f64;
-            assert!(all <= 4.25 && all >= 0.99 * 4.25, "{all}");
+            assert!((0.99 * 4.25..=4.25).contains(&all), "{all}");
         }
     }
     let names: Vec<&str> = container.infos().iter().map(|info| info.name.as_str()).collect();
@@ -348,5 +348,5 @@ fn experts_share_their_bits_and_stand_by_role() {
     assert_eq!(bits(&used, 1, 3), 3.0);
     assert!(bits(&used, 1, 0) > 5.0);
     let all = (0..EXPERTS).map(|number| bits(&used, 1, number)).sum::<f64>() / EXPERTS as f64;
-    assert!(all <= 4.25 && all >= 0.99 * 4.25, "{all}");
+    assert!((0.99 * 4.25..=4.25).contains(&all), "{all}");
 }

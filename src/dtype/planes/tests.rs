@@ -48,7 +48,7 @@ fn payload(dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
     let entry = |row: usize, col: usize| match row {
         1 => false,
         2 => true,
-        _ => (row * 31 + col * 7) % 11 == 0,
+        _ => (row * 31 + col * 7).is_multiple_of(11),
     };
     let entries = |row: usize| (0..cols).filter(move |&col| entry(row, col));
     let value = |row: usize, col: usize| f16::from_f32((row as f32 - 3.5) * 0.25 + col as f32).to_le_bytes();

@@ -104,7 +104,7 @@ impl Random {
         for group in 0..rows * cols / 32 {
             payload.extend(self.scale(group * 32 / cols, amplitude));
             let bits = self.bits();
-            payload.extend((0..bytes).map(|i| ((bits >> (8 * i) & 255) * (most + 1) >> 8) as u8));
+            payload.extend((0..bytes).map(|i| ((((bits >> (8 * i)) & 255) * (most + 1)) >> 8) as u8));
         }
         payload
     }
