@@ -1,6 +1,6 @@
 // y[entry][r] = act(gate) * up with the weights of the entry's expert, both a matmul of x; act is silu or gelu_tanh.
 // w and places as in moe_glu.wgsl; lists as moe_lists.wgsl leaves them; x [columns, 32*units]; y [entries, 4*y_stride].
-// A thread takes 4 outputs × 8 entries of one expert: gates first, then up projections.
+// A thread takes 4 outputs × 8 entries of one expert: gates first, which wait in y, then up projections.
 struct Params {
     rows: u32,            // rows stored in this segment
     units: u32,           // units of 32 columns in a row
