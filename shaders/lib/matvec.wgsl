@@ -1,12 +1,19 @@
 // Four rows of weights against COLS columns of activations, each column in the canonical order, so that a column's sum does
-// not depend on how many run with it. Shared by the matvec family; needs `x` [COLS, 8*units vectors].
+// not depend on how many run with it. Shared by the matvec family; needs `x` [COLS, 8*units vectors], and
+// `lane_columns` of columns_near.wgsl or columns_apart.wgsl.
 struct Sums {
     c0: vec4<f32>, c1: vec4<f32>, c2: vec4<f32>, c3: vec4<f32>,
     c4: vec4<f32>, c5: vec4<f32>, c6: vec4<f32>, c7: vec4<f32>,
 }
 
-// Four rows, and which of the stacked tensors the first and the last two belong to.
-struct Rows4 { r0: Row, r1: Row, r2: Row, r3: Row, part: u32, other_part: u32 }
+// Four rows, their numbers, and which of the stacked tensors the first and the last two belong to.
+struct Rows4 { r0: Row, r1: Row, r2: Row, r3: Row, numbers: vec4<u32>, part: u32, other_part: u32 }
+
+// The sums of two rows.
+struct Pairs {
+    c0: vec2<f32>, c1: vec2<f32>, c2: vec2<f32>, c3: vec2<f32>,
+    c4: vec2<f32>, c5: vec2<f32>, c6: vec2<f32>, c7: vec2<f32>,
+}
 
 fn load_x(column: u32, unit: u32) -> X32 {
     let i = (column * params.units + unit) * 8u;
@@ -18,36 +25,9 @@ fn x_sum_if_needed(x: X32) -> f32 {
     return 0.0;
 }
 
-// One unit of four rows against one column.
-fn unit_dots(rows: Rows4, unit: u32, column: u32) -> vec4<f32> {
-    let v = prep_x(rows.part, unit, load_x(column, unit));
-    let sum = x_sum_if_needed(v);
-    return vec4<f32>(
-        unit_dot(rows.r0, unit, v, sum), unit_dot(rows.r1, unit, v, sum),
-        unit_dot(rows.r2, unit, v, sum), unit_dot(rows.r3, unit, v, sum),
-    );
-}
-
-// What one logical lane adds to the dot products of four rows. The columns take turns in one loop, and the sums take turns as
-// c0: a unit's weights stay near, but neither they nor two columns' activations are kept in registers side by side.
-fn lane_dots(rows: Rows4, logical: u32) -> Sums {
-    var acc = Sums();
-    // Two parts read different activations: both at once would take twice the registers.
-    if (PREPARES_X && TWO_PARTS) {
-        acc = both(lane_pairs(rows.r0, rows.r1, rows.part, logical), lane_pairs(rows.r2, rows.r3, rows.other_part, logical));
-    } else {
-        var column = 0u;
-        for (var unit = logical; unit < params.units; unit += select(0u, LOGICAL_LANES, column == 0u)) {
-            let dots = unit_dots(rows, unit, column);
-            let scales = vec4<f32>(
-                unit_scale(rows.r0, unit), unit_scale(rows.r1, unit),
-                unit_scale(rows.r2, unit), unit_scale(rows.r3, unit),
-            );
-            let sum = fma(scales, dots, acc.c0);
-            column = (column + 1u) % COLS;
-            acc = turned(acc, sum);
-        }
-    }
+// What one logical lane adds to the dot products of four rows.
+fn lane_dots(thread: u32, rows: Rows4, logical: u32) -> Sums {
+    var acc = lane_columns(thread, rows, logical);
     if (HAS_OVERLAY) {
         acc.c0 += overlay_dots(rows, logical, 0u);
         if (COLS > 1u) { acc.c1 += overlay_dots(rows, logical, 1u); }
@@ -63,45 +43,6 @@ fn lane_dots(rows: Rows4, logical: u32) -> Sums {
         }
     }
     return acc;
-}
-
-// The sums of COLS columns after c0 got this value, with the next column's in c0.
-fn turned(s: Sums, value: vec4<f32>) -> Sums {
-    if (COLS == 1u) { return Sums(value, s.c1, s.c2, s.c3, s.c4, s.c5, s.c6, s.c7); }
-    if (COLS == 2u) { return Sums(s.c1, value, s.c2, s.c3, s.c4, s.c5, s.c6, s.c7); }
-    if (COLS == 4u) { return Sums(s.c1, s.c2, s.c3, value, s.c4, s.c5, s.c6, s.c7); }
-    return Sums(s.c1, s.c2, s.c3, s.c4, s.c5, s.c6, s.c7, value);
-}
-
-// The sums of two rows.
-struct Pairs {
-    c0: vec2<f32>, c1: vec2<f32>, c2: vec2<f32>, c3: vec2<f32>,
-    c4: vec2<f32>, c5: vec2<f32>, c6: vec2<f32>, c7: vec2<f32>,
-}
-
-// What one logical lane adds to the dot products of two rows of a part, as `lane_dots` does.
-fn lane_pairs(r0: Row, r1: Row, part: u32, logical: u32) -> Pairs {
-    var s = Pairs();
-    var column = 0u;
-    for (var unit = logical; unit < params.units; unit += select(0u, LOGICAL_LANES, column == 0u)) {
-        let v = prep_x(part, unit, load_x(column, unit));
-        let sum = x_sum_if_needed(v);
-        let dots = vec2<f32>(unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum));
-        let value = fma(vec2<f32>(unit_scale(r0, unit), unit_scale(r1, unit)), dots, s.c0);
-        column = (column + 1u) % COLS;
-        if (COLS == 1u) { s = Pairs(value, s.c1, s.c2, s.c3, s.c4, s.c5, s.c6, s.c7); }
-        if (COLS == 2u) { s = Pairs(s.c1, value, s.c2, s.c3, s.c4, s.c5, s.c6, s.c7); }
-        if (COLS == 4u) { s = Pairs(s.c1, s.c2, s.c3, value, s.c4, s.c5, s.c6, s.c7); }
-        if (COLS == 8u) { s = Pairs(s.c1, s.c2, s.c3, s.c4, s.c5, s.c6, s.c7, value); }
-    }
-    return s;
-}
-
-fn both(a: Pairs, b: Pairs) -> Sums {
-    return Sums(
-        vec4<f32>(a.c0, b.c0), vec4<f32>(a.c1, b.c1), vec4<f32>(a.c2, b.c2), vec4<f32>(a.c3, b.c3),
-        vec4<f32>(a.c4, b.c4), vec4<f32>(a.c5, b.c5), vec4<f32>(a.c6, b.c6), vec4<f32>(a.c7, b.c7),
-    );
 }
 
 // What one logical lane adds for the overlays of four rows.
@@ -145,11 +86,12 @@ fn team_sums(thread: u32, s: Sums) -> Sums {
 fn dot_rows(thread: u32, numbers: vec4<u32>, part: u32, other_part: u32) -> Sums {
     let lane = thread % LANES;
     let rows = Rows4(
-        row_open(numbers.x), row_open(numbers.y), row_open(numbers.z), row_open(numbers.w), part, other_part,
+        row_open(numbers.x), row_open(numbers.y), row_open(numbers.z), row_open(numbers.w),
+        numbers, part, other_part,
     );
     // A loop of one step would hide from drivers that the one inside is the hot one.
     if (STEPS == 1u) {
-        return team_sums(thread, lane_dots(rows, lane));
+        return team_sums(thread, lane_dots(thread, rows, lane));
     }
     var j0: Joined;
     var j1: Joined;
@@ -160,7 +102,7 @@ fn dot_rows(thread: u32, numbers: vec4<u32>, part: u32, other_part: u32) -> Sums
     var j6: Joined;
     var j7: Joined;
     for (var step = 0u; step < STEPS; step += 1u) {
-        let s = lane_dots(rows, logical_lane(lane, step));
+        let s = lane_dots(thread, rows, logical_lane(lane, step));
         join(&j0, step, s.c0);
         if (COLS > 1u) { join(&j1, step, s.c1); }
         if (COLS > 2u) {
