@@ -38,9 +38,10 @@ pub fn compose(variant: &Variant) -> String {
         text.push_str(part);
     };
     add(&format!(
-        "const HALF_NATIVE: bool = {};\nconst GRID_WIDTH: u32 = {GRID_WIDTH}u;\nconst IN_TEAMS: bool = {};\n",
+        "const HALF_NATIVE: bool = {};\nconst GRID_WIDTH: u32 = {GRID_WIDTH}u;\nconst KEEPS_ROWS: bool = {};\n",
         variant.half_native,
-        variant.team.is_some()
+        // Gate and up are eight rows a thread: there are no registers for what all units of a row share.
+        !matches!(variant.kernel, Kernel::MatmulGlu | Kernel::MoeMatmulGlu)
     ));
     if let Some(team) = variant.team {
         let (lanes, teams) = (team.lanes(), team.teams());

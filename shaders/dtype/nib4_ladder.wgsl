@@ -4,7 +4,9 @@ struct Row { code: u32, record: u32, ladder: u32 }
 
 fn row_open(row: u32) -> Row {
     let record = row * (1u + ((params.units * 5u + 31u) >> 5u));
-    return Row(row * params.units, record, scales[record]);
+    var ladder = 0u;
+    if (KEEPS_ROWS) { ladder = scales[record]; }
+    return Row(row * params.units, record, ladder);
 }
 
 // 2^t: the nearest whole power times a polynomial of what is left, the one through 2^f at the six Chebyshev nodes of
@@ -30,9 +32,9 @@ fn unit_scale(row: Row, unit: u32) -> f32 {
     // The next word matters when the code straddles; the plane ends with a spare word.
     let straddle = select(0u, scales[word + 1u] << ((32u - shift) & 31u), shift > 27u);
     let code = ((scales[word] >> shift) | straddle) & 31u;
-    // Kernels of many rows a thread read it again for every unit: they have no registers to keep it.
+    // Kernels of eight rows a thread read it again for every unit: they have no registers to keep it.
     var pair = row.ladder;
-    if (!IN_TEAMS) { pair = scales[row.record]; }
+    if (!KEEPS_ROWS) { pair = scales[row.record]; }
     let ladder = halves(pair);
     return power_of_two(fma(f32(i32(code)), ladder.y, ladder.x));
 }

@@ -97,10 +97,8 @@ fn choices_are_counted_as_they_were_recorded() {
             Session::new(plan, Box::new(executor))
         };
         for mut session in [on_device(&golden, counted), on_host()] {
-            let mut runs = 0;
-            for prefill in [40, 21] {
+            for (runs, prefill) in [(1, 40), (2, 21)] {
                 logits(&mut session, &tokens, prefill);
-                runs += 1;
                 let counts = session.route_counts().unwrap();
                 assert!(!counts.is_empty());
                 for (layer, counts) in counts {
