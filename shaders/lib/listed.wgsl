@@ -19,7 +19,7 @@ fn lane_listed(rows: Rows4, logical: u32) -> vec4<f32> {
 fn listed_rows(thread: u32, numbers: vec4<u32>, part: u32) -> vec4<f32> {
     let lane = thread % LANES;
     let rows = Rows4(
-        row_open(numbers.x), row_open(numbers.y), row_open(numbers.z), row_open(numbers.w), part, part,
+        row_open(numbers.x), row_open(numbers.y), row_open(numbers.z), row_open(numbers.w), numbers, part, part,
     );
     if (STEPS == 1u) { return team_sum(thread, lane_listed(rows, lane)); }
     var stack: Joined;

@@ -3,6 +3,7 @@
 use super::output::size;
 use super::shard::gigabytes;
 use super::{Context, Outcome, Result};
+use cmf_gpu::container::not_the_output;
 use cmf_gpu::convert::{Event, Options, Report, RouterStats, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::{Error, escape};
@@ -31,7 +32,13 @@ pub struct Args {
     #[arg(long, env = "CMF_GPU_TENSOR_QUANT", value_name = "GLOB=Q", value_parser = tensor_quant, hide_env = true)]
     tensor_quant: Vec<(String, Dtype)>,
     /// Mean bits of a vbit weight, 3 to 8 [default: 4.25]
-    #[arg(long, env = "CMF_GPU_MEAN_BITS", value_name = "B", hide_env = true)]
+    #[arg(
+        long,
+        env = "CMF_GPU_MEAN_BITS",
+        value_name = "B",
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     mean_bits: Option<f64>,
     /// How often routers choose experts, {"layers": {"3": [f0, f1, ...]}}: vbit gives often used experts more bits
     #[arg(long, env = "CMF_GPU_ROUTER_STATS", value_name = "F.json", hide_env = true)]
@@ -63,6 +70,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         false => ControlFlow::Continue(()),
     };
     let stats = args.router_stats.as_deref().map(|path| {
+        not_the_output(path, &args.out)?;
         let json = std::fs::read(path).map_err(|err| Error::io(path, &err))?;
         RouterStats::from_json(&json).map_err(|err| err.context(path.display()))
     });

@@ -2,6 +2,7 @@
 
 use super::work::writing;
 use super::{Context, Result};
+use cmf_gpu::container::not_the_output;
 use cmf_gpu::tools::moe::{self, Narrowing, RoutingStats};
 use std::path::PathBuf;
 
@@ -14,7 +15,13 @@ struct Common {
     #[arg(long, env = "CMF_GPU_STATS", value_name = "FILE", hide_env = true)]
     stats: PathBuf,
     /// The share of recorded choices that the kept experts of each layer take, above 0 up to 1
-    #[arg(long, env = "CMF_GPU_COVER", value_name = "SHARE", hide_env = true)]
+    #[arg(
+        long,
+        env = "CMF_GPU_COVER",
+        value_name = "SHARE",
+        allow_negative_numbers = true,
+        hide_env = true
+    )]
     cover: f64,
     /// The CMF file to write
     #[arg(short, long, env = "CMF_GPU_OUT", hide_env = true)]
@@ -23,6 +30,7 @@ struct Common {
 
 impl Common {
     fn narrowing(&self) -> Result<Narrowing> {
+        not_the_output(&self.stats, &self.out)?;
         Ok(Narrowing {
             stats: RoutingStats::open(&self.stats)?,
             cover: self.cover,

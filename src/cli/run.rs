@@ -9,16 +9,18 @@ use super::overlay::{OverlayArgs, Wanted};
 use super::{Context, Outcome, Result, usage, verify};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::Error;
+use cmf_gpu::container::{not_the_output, target, temporary_beside};
 use cmf_gpu::engine::{Answer, Engine, Placement};
-use cmf_gpu::options::{AnswerOptions, LoadOptions, Speculation};
+use cmf_gpu::options::{AnswerOptions, LoadOptions, Overlay, Speculation};
 use cmf_gpu::program::Counters;
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::Finish;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
 /// Flags of `run`.
 #[derive(clap::Args)]
@@ -157,8 +159,8 @@ fn stop(text: &str) -> std::result::Result<String, String> {
     }
 }
 
-fn spec(text: &str) -> Result<Speculation> {
-    text.parse()
+fn spec(text: &str) -> std::result::Result<Speculation, String> {
+    text.parse().map_err(|err: Error| err.message)
 }
 
 impl SamplingArgs {
@@ -239,6 +241,12 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if args.verify {
         verify::sound(&container, &context.out)?;
     }
+    // Before minutes of work, not after.
+    let routes = args
+        .route_stats
+        .as_deref()
+        .map(|path| RouteFile::create(path, container.shard_paths(), args.file.as_deref()))
+        .transpose()?;
     let load = LoadOptions {
         speculation: args.sampling.spec,
         count_routes: args.route_stats.is_some(),
@@ -292,8 +300,8 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         let mut lines = lines::source(&context.interrupt)?;
         context.out.note("a chat: /help lists what it knows, Ctrl-D leaves");
         let outcome = chat.run(lines.as_mut(), &mut || context.interrupt.renewed(), &mut context.out)?;
-        if let Some(path) = &args.route_stats {
-            write_routes(path, &engine.route_counts()?)?;
+        if let Some(file) = routes {
+            file.write(&engine.route_counts()?)?;
         }
         return Ok(outcome);
     };
@@ -323,8 +331,8 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             engine.chat(&messages, &options, &cancel, on_text)
         }
     })?;
-    if let Some(path) = &args.route_stats {
-        write_routes(path, &engine.route_counts()?)?;
+    if let Some(file) = routes {
+        file.write(&engine.route_counts()?)?;
     }
     report(&engine, &answer, &sampling, &mut context.out)?;
     Ok(match answer.finish {
@@ -333,13 +341,34 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     })
 }
 
-/// Writes how often experts were chosen: `{"layers": {"3": [counts]}}`.
-fn write_routes(path: &Path, counts: &BTreeMap<usize, Vec<u32>>) -> Result<()> {
-    let layers: Map<String, Value> = counts
-        .iter()
-        .map(|(layer, counts)| (layer.to_string(), json!(counts)))
-        .collect();
-    std::fs::write(path, json!({ "layers": layers }).to_string()).map_err(|err| Error::io(path, &err))
+/// Where it will be written how often experts were chosen: `{"layers": {"3": [counts]}}`.
+struct RouteFile {
+    path: PathBuf,
+    to: NamedTempFile,
+}
+
+impl RouteFile {
+    /// Errors: `Usage` when it would replace a file of the model or the prompt, `Io` where no file can be.
+    fn create(path: &Path, model: &[PathBuf], prompt: Option<&Path>) -> Result<RouteFile> {
+        let mut inputs = model.iter().map(PathBuf::as_path).chain(prompt);
+        inputs.try_for_each(|input| not_the_output(input, path))?;
+        let path = target(path)?;
+        let to = temporary_beside(&path)?;
+        Ok(RouteFile { path, to })
+    }
+
+    fn write(mut self, counts: &BTreeMap<usize, Vec<u32>>) -> Result<()> {
+        let layers: Map<String, Value> = counts
+            .iter()
+            .map(|(layer, counts)| (layer.to_string(), json!(counts)))
+            .collect();
+        let text = json!({ "layers": layers }).to_string();
+        self.to
+            .write_all(text.as_bytes())
+            .map_err(|err| Error::io(&self.path, &err))?;
+        let persisted = self.to.persist(&self.path);
+        persisted.map(drop).map_err(|err| Error::io(&self.path, &err.error))
+    }
 }
 
 /// What is wanted, by flags and by what stdin is.
@@ -383,6 +412,10 @@ fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Outpu
     }
     let (prefill_rate, decode_rate) = rates(answer);
     let totals = engine.counters();
+    let skill = match engine.overlay() {
+        Overlay::Skill(id) => Some(id.as_str()),
+        Overlay::Backbone | Overlay::Blend(_) => None,
+    };
     out.json(&json!({
         "text": answer.text,
         "tokens": answer.tokens,
@@ -396,6 +429,8 @@ fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Outpu
         "decode_tok_s": decode_rate,
         "ctx": engine.placement().ctx,
         "seed": sampling.seed,
+        "task": engine.task(),
+        "skill": skill,
         "device": device_json(engine.placement()),
         "counters": counters_json(&answer.decode_counters, answer.decode_runs, &totals, engine.placement()),
         "speculation": {

@@ -8,6 +8,7 @@ use cmf_gpu::container::{Container, Failure};
 use cmf_gpu::tools::sign::{self, PublicKey, Verdict};
 use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
+use std::ops::ControlFlow;
 
 /// Flags of `verify`.
 #[derive(clap::Args)]
@@ -27,8 +28,9 @@ fn pubkey(text: &str) -> std::result::Result<PublicKey, String> {
 pub fn sound(container: &Container, out: &Output) -> Result<()> {
     let mut bar = out.progress("verifying", true);
     let report = container.verify(&mut |done, total| bar.set(done, total));
+    drop(bar);
     match report.failures.as_slice() {
-        [] => Ok(()),
+        [] => sign::check(container.shard_paths(), None, &mut |_, _| ControlFlow::Continue(())).map(drop),
         [only] => Err(only.error.clone()),
         [first, rest @ ..] => Err(Error::new(
             first.error.kind,

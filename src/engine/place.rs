@@ -333,7 +333,8 @@ fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> Pla
 fn plan_options_for(options: &LoadOptions, hardware: bool, max_binding: u64, ctx: u32) -> PlanOptions {
     PlanOptions {
         ctx,
-        chunk: if hardware { CHUNK_HARDWARE } else { CHUNK_SOFTWARE },
+        // No longer than the context, in whole groups of 8.
+        chunk: if hardware { CHUNK_HARDWARE } else { CHUNK_SOFTWARE }.min(ctx.div_ceil(8).max(1).saturating_mul(8)),
         kv: options.kv,
         max_binding,
         all_logits: options.all_logits,

@@ -33,7 +33,7 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
     if !ffn_only && restricts_more(mask) {
         bail!(
             Usage,
-            "mask '{task}' also switches off heads, layers or experts, which stay: that has to be asked for"
+            "mask '{task}' also switches off heads, layers or experts, which stay; --ffn-only drops the neurons alone"
         );
     }
     let kept = (0..mask.shape().layers)

@@ -4,7 +4,7 @@
 //! A signature is as untrusted as the file it lies beside. Knows files, not what is in them.
 
 use super::Progress;
-use crate::container::{Container, json, temporary_beside};
+use crate::container::{Container, json, not_the_output, temporary_beside};
 use crate::error::{Error, Kind, Result, bail};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 use serde_json::{Value, json};
@@ -75,10 +75,13 @@ pub fn path_beside(file: &Path) -> PathBuf {
 
 /// Signs every file of the model that `model` is, or is a part of, with the seed in `key_file`.
 ///
-/// Errors: `Parse` for a key file that is not 32 bytes in hex; the container's own for a file that is no model; `Io`.
+/// Errors: `Parse` for a key file that is not 32 bytes in hex; `Usage` for one that lies where a signature will; the container's own for a file that is no model; `Io`.
 pub fn sign(model: &Path, key_file: &Path, progress: Progress) -> Result<Vec<Signed>> {
     let key = signing_key(key_file)?;
     let paths = Container::open(model)?.shard_paths().to_vec();
+    paths
+        .iter()
+        .try_for_each(|file| not_the_output(key_file, &path_beside(file)))?;
     let digests = digests(&paths, progress)?;
     let mut signed = Vec::with_capacity(paths.len());
     for (file, sha256) in paths.into_iter().zip(digests) {

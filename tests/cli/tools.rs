@@ -51,6 +51,13 @@ fn signing_and_verifying() {
         );
         assert_eq!(report["failures"][0]["kind"], "SignatureInvalid");
     }
+    // `run --verify` looks at the signature, too.
+    let asked = ["run", &model, "--verify", "--prompt-tokens", "1,2", "-n", "1"];
+    run(&asked).fails(1, "SignatureInvalid");
+    let beside = inside(&dir, "model.cmf.sig");
+    std::fs::copy(&key, &beside).unwrap();
+    run(&["sign", &model, "--key", &beside]).fails(2, "Usage");
+    assert_eq!(std::fs::read(&beside).unwrap(), std::fs::read(&key).unwrap());
     run(&["sign", &model, "--key", &model]).fails(1, "Bounds");
     run(&["sign", &model]).fails(2, "Usage");
 }
@@ -261,6 +268,24 @@ fn recorded_routes_narrow_a_mixture() {
     let defrag = [&["moe-defrag", &model][..], &narrow, &[&small]].concat();
     assert_eq!(run(&defrag).code, Some(0), "{}", run(&defrag).stderr);
     assert!(std::fs::metadata(&small).unwrap().len() < std::fs::metadata(&model).unwrap().len());
+    // What is read is not replaced: the model and the prompt by the statistics, nor the statistics by a model.
+    let before = std::fs::read(&model).unwrap();
+    run(&[&asked[..asked.len() - 1], &[model.as_str()]].concat()).fails(2, "Usage");
+    assert!(std::fs::read(&model).unwrap() == before);
+    let before = std::fs::read(&stats).unwrap();
+    run(&[&mask[..mask.len() - 1], &[stats.as_str()]].concat()).fails(2, "Usage");
+    run(&[
+        "convert",
+        &model,
+        "--quant",
+        "vbit",
+        "--router-stats",
+        &stats,
+        "-o",
+        &stats,
+    ])
+    .fails(2, "Usage");
+    assert!(std::fs::read(&stats).unwrap() == before);
     // A network without experts has nothing to record.
     let dense = [
         "run",

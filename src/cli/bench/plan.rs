@@ -5,12 +5,18 @@ use super::super::run::peak_bytes;
 use super::{Args, Context, Form, Outcome, Result, model, usage};
 use cmf_gpu::container::{Arch, Tensors};
 use cmf_gpu::engine::{Planned, planned};
+use cmf_gpu::options::{Overlay, TaskChoice};
 use cmf_gpu::program::Cost;
 use cmf_gpu::synthetic::synthetic;
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &Args, context: &mut Context) -> Result {
     let options = args.device.options();
+    if options.task != TaskChoice::Default || args.overlay.fixed(context)? != Overlay::Backbone {
+        return Err(usage(
+            "--plan tells of the whole model: it takes neither --task nor --skill nor --blend",
+        ));
+    }
     let told = |arch: &Arch, tensors: &dyn Tensors| -> Result<Told> {
         let Planned { model, plan, notice } = planned(arch, tensors, &options)?;
         Ok(Told {
