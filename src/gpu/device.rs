@@ -1,9 +1,11 @@
 //! Adapters, and a device with what this program needs to know about it: limits, pipelines, its fate.
 
+use super::module::module;
 use super::probe;
 use crate::error::{Error, Kind, Result, bail};
 use crate::kernel::{Access, Kernel, Team, Variant};
 use crate::shader::compose;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -418,7 +420,7 @@ impl Device {
         let guard = self.scope();
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(name),
-            source: wgpu::ShaderSource::Wgsl(text.into()),
+            source: wgpu::ShaderSource::Naga(Cow::Owned(module(name, text)?)),
         };
         let module = if self.options.checked_shaders {
             self.device.create_shader_module(descriptor)

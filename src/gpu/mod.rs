@@ -4,6 +4,7 @@ mod costs;
 mod device;
 mod exec;
 mod memory;
+mod module;
 mod pager;
 mod probe;
 mod replace;
