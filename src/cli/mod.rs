@@ -25,6 +25,7 @@ mod output;
 mod overlay;
 mod parity;
 mod ppl;
+mod prompt;
 mod run;
 mod shaders;
 mod shard;

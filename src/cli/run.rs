@@ -1,11 +1,12 @@
 //! `run`: one prompt, one answer, streamed; on a terminal without a prompt a chat.
 
 use super::answer::{OnText, rates, streamed, summary};
-use super::args::{self, DeviceArgs, Tokens, device_json, read_text, token_list, whole};
+use super::args::{self, DeviceArgs, device_json, whole};
 use super::chat::{Chat, Settings, lines};
 use super::model::{self, ModelArgs};
 use super::output::Output;
 use super::overlay::{OverlayArgs, Wanted};
+use super::prompt::{self, Given, PromptArgs};
 use super::{Context, Outcome, Result, usage, verify};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::Error;
@@ -31,22 +32,8 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     overlay: OverlayArgs,
-    /// The prompt
-    #[arg(
-        short,
-        long,
-        env = "CMF_GPU_PROMPT",
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        hide_env = true
-    )]
-    prompt: Option<String>,
-    /// A file with the prompt; - = stdin. One line end at its end is not part of the prompt
-    #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
-    file: Option<PathBuf>,
-    /// The prompt as token ids, as they are: no template, nothing added
-    #[arg(long, env = "CMF_GPU_PROMPT_TOKENS", value_name = "IDS", value_parser = token_list, hide_env = true)]
-    prompt_tokens: Option<Tokens>,
+    #[command(flatten)]
+    prompt: PromptArgs,
     /// Continues the text as it is, without the chat template
     #[arg(long, env = "CMF_GPU_RAW", value_parser = FalseyValueParser::new(), hide_env = true)]
     raw: bool,
@@ -245,7 +232,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let routes = args
         .route_stats
         .as_deref()
-        .map(|path| RouteFile::create(path, container.shard_paths(), args.file.as_deref()))
+        .map(|path| RouteFile::create(path, container.shard_paths(), args.prompt.file()))
         .transpose()?;
     let load = LoadOptions {
         speculation: args.sampling.spec,
@@ -373,32 +360,23 @@ impl RouteFile {
 
 /// What is wanted, by flags and by what stdin is.
 fn request(args: &Args, context: &Context) -> Result<Request> {
-    let file = match (
-        args::chosen(&context.matches, &["prompt", "file", "prompt_tokens"])?,
-        &args.prompt,
-        &args.file,
-        &args.prompt_tokens,
-    ) {
-        (Some("prompt"), Some(text), _, _) => return Ok(Request::Answer(Prompt::Text(text.clone()))),
-        (Some("prompt_tokens"), _, _, Some(Tokens(tokens))) => {
-            return Ok(Request::Answer(Prompt::Tokens(tokens.clone())));
-        }
-        (Some("file"), _, Some(file), _) => file.as_path(),
+    let file = match args.prompt.given(&context.matches)? {
+        Some(Given::Text(text)) => return Ok(Request::Answer(Prompt::Text(text.into()))),
+        Some(Given::Tokens(tokens)) => return Ok(Request::Answer(Prompt::Tokens(tokens.into()))),
+        Some(Given::File(file)) => file,
         // A text to be continued is no conversation.
-        _ if std::io::stdin().is_terminal() && !args.raw => return Ok(Request::Chat),
-        _ => Path::new("-"),
+        None if std::io::stdin().is_terminal() && !args.raw => return Ok(Request::Chat),
+        None => Path::new("-"),
     };
     let from_stdin = file == Path::new("-");
     if from_stdin && std::io::stdin().is_terminal() {
         context.out.note("The prompt, ended by Ctrl-D:");
     }
-    let text = read_text(file)?;
+    let text = prompt::read(file)?;
     if from_stdin && text.is_empty() {
         return Ok(Request::Nothing);
     }
-    let text = text.strip_suffix('\n').unwrap_or(&text);
-    let text = text.strip_suffix('\r').unwrap_or(text);
-    Ok(Request::Answer(Prompt::Text(text.into())))
+    Ok(Request::Answer(Prompt::Text(text)))
 }
 
 fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Output) -> Result<()> {

@@ -1,6 +1,7 @@
-//! `skill route`: how well each skill fits a prompt.
+//! `skill route`: how well each skill fits a prompt, taken as it is, without a template.
 
-use crate::cli::args::{self, DeviceArgs, Tokens, chosen, read_text, token_list};
+use crate::cli::args::{self, DeviceArgs};
+use crate::cli::prompt::{self, Given, PromptArgs};
 use crate::cli::{Context, Outcome, Result, model, usage};
 use cmf_gpu::error::escape;
 use serde_json::{Value, json};
@@ -13,36 +14,18 @@ pub struct Args {
     model: PathBuf,
     #[command(flatten)]
     device: DeviceArgs,
-    /// The prompt, as it is: no template
-    #[arg(
-        short,
-        long,
-        env = "CMF_GPU_PROMPT",
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        hide_env = true
-    )]
-    prompt: Option<String>,
-    /// A file with the prompt; - = stdin
-    #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
-    file: Option<PathBuf>,
-    /// The prompt as token ids
-    #[arg(long, env = "CMF_GPU_PROMPT_TOKENS", value_name = "IDS", value_parser = token_list, hide_env = true)]
-    prompt_tokens: Option<Tokens>,
+    #[command(flatten)]
+    prompt: PromptArgs,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     let matches = context.matches.subcommand().map(|(_, own)| own.clone());
-    let which = chosen(&matches.unwrap_or_default(), &["prompt", "file", "prompt_tokens"])?;
     let container = model::open(&args.model)?;
-    let (text, tokens) = match (which, args.prompt, &args.file, args.prompt_tokens) {
-        (Some("prompt"), Some(text), ..) => (text, None),
-        (Some("file"), _, Some(file), _) => {
-            let text = read_text(file)?;
-            (text.strip_suffix('\n').unwrap_or(&text).to_owned(), None)
-        }
-        (Some("prompt_tokens"), _, _, Some(Tokens(tokens))) => (String::new(), Some(tokens)),
-        _ => return Err(usage("wanted a prompt: -p, -f or --prompt-tokens")),
+    let (text, tokens) = match args.prompt.given(&matches.unwrap_or_default())? {
+        Some(Given::Text(text)) => (text.to_owned(), None),
+        Some(Given::File(file)) => (prompt::read(file)?, None),
+        Some(Given::Tokens(tokens)) => (String::new(), Some(tokens.to_owned())),
+        None => return Err(usage("wanted a prompt: -p, -f or --prompt-tokens")),
     };
     if let Some(tokens) = &tokens {
         model::known_tokens(tokens, &container)?;
