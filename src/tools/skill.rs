@@ -156,7 +156,8 @@ pub fn export(model: &Path, id: &str, base: &Path, out: &Path, progress: Progres
     runnable(&model)?;
     runnable(&base)?;
     let known = model.skills().iter().position(|skill| skill.id == id);
-    let specialist = SkillView::new(&model, known.map(|_| id))?;
+    // An unknown name is the model's own difference only where it cannot be a mistake for one of its skills.
+    let specialist = SkillView::new(&model, (!model.skills().is_empty()).then_some(id))?;
     let backbone = SkillView::new(&base, None)?;
     same_network(&backbone, &specialist)?;
     if model.header().arch != base.header().arch {

@@ -171,6 +171,8 @@ fn skills_from_outside() {
     let cut = inside(&dir, "cut.cmf");
     run(&["skill", "export", &model, "gfx", "--base", &base, "-o", &cut, "--json"]).json();
     assert_eq!(run(&["skill", "list", &cut, "--json"]).json()["skill_file"], true);
+    // A slip in the name is not taken for the name of what else differs.
+    run(&["skill", "export", &model, "gxf", "--base", &base, "-o", &cut]).fails(2, "Usage");
     assert_eq!(
         run(&["skill", "list", &file, "--json"]).json()["skills"][0]["tensors"],
         2
