@@ -1,9 +1,9 @@
 //! The bit widths of vbit rows across tensors: the experts of one layer and projection share a budget.
 
-use super::plan::Expert;
+use super::plan::{self, Expert};
 use super::{Options, Tensor};
 use crate::dtype::Dtype;
-use crate::dtype::encode::{Settings, amplitudes, spread};
+use crate::dtype::encode::{amplitudes, spread};
 use crate::error::{Error, Kind, Result, bail};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -116,7 +116,8 @@ impl Bits {
             all.extend(loud.into_iter().map(|amplitude| amplitude * frequency));
             rows.push(count);
         }
-        let mut widths = spread(&all, options.mean_bits.unwrap_or(Settings::MEAN_BITS))?;
+        let usual = || plan::mean_bits(&tensors[index].name, options);
+        let mut widths = spread(&all, options.mean_bits.unwrap_or_else(usual))?;
         for (&member, &rows) in family.iter().zip(&rows) {
             let rest = widths.split_off(rows);
             self.0.insert(member, std::mem::replace(&mut widths, rest));

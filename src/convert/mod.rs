@@ -41,12 +41,13 @@ pub use loss::Group;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The type of matrices. With one of fewer than 8 bits the embedding and the output projection are q8_2f, and with one of
-    /// at most 8 the matrices of routers and gates, and the small ones of recurrent layers, are f16.
+    /// at most 8 the matrices of routers and gates, and the small ones of recurrent layers, are f16. With q4tp the first
+    /// fifteenth of the layers and the last are vbit_ro with a mean of 5 bits.
     pub quant: Dtype,
     /// Types of single tensors by a glob over their names, in which `*` stands for any characters, dots too, and `?` for one.
     /// Of several that match the last counts.
     pub overrides: Vec<(String, Dtype)>,
-    /// The mean bits of vbit, 3 to 8; `None` is [`Settings::MEAN_BITS`], and leaves alone what the source has as vbit.
+    /// The mean bits of vbit, 3 to 8; `None` is what a profile says, else [`Settings::MEAN_BITS`], and leaves alone what the source has as vbit.
     pub mean_bits: Option<f64>,
     /// How much the experts are worth that share the bits of vbit.
     pub router_stats: Option<RouterStats>,

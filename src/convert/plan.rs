@@ -1,12 +1,18 @@
 //! Which type every tensor gets. Knows names and shapes, no values.
 
 use super::experts::routes;
-use super::family::{EMBED, LM_HEAD, steers};
+use super::family::{EMBED, LAYER_PREFIX, LM_HEAD, steers};
 use super::{Options, Tensor};
 use crate::dtype::Dtype;
-use crate::dtype::encode::storage_dtype;
+use crate::dtype::encode::{Settings, storage_dtype};
 use crate::error::{Result, bail};
 use std::collections::{BTreeMap, HashMap};
+
+/// Of how many layers the first is an outer one, and of how many the last.
+const LAYERS_AN_OUTER: usize = 15;
+
+/// The mean bits of vbit in the outer layers of q4tp.
+const OUTER_BITS: f64 = 5.0;
 
 /// The type of every tensor, in order, and what a person should know about them: the last matching override's, or what suits
 /// the tensor's role, unless the shape does not allow it.
@@ -18,14 +24,13 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype
             bail!(Usage, "no tensor is called '{glob}', which is to be {}", dtype.name());
         }
     }
+    let layers = tensors.iter().filter_map(|tensor| layer(&tensor.name)).max();
+    let layers = layers.map_or(0, |last| last.saturating_add(1));
     let (mut dtypes, mut outermost, mut sensitive, mut shapes) = (Vec::new(), 0, 0, BTreeMap::new());
+    let mut outer_layers = 0;
     for tensor in tensors {
-        let chosen = options
-            .overrides
-            .iter()
-            .rev()
-            .find(|(glob, _)| matches(glob, &tensor.name));
-        let requested = chosen.map_or_else(|| by_role(&tensor.name, options.quant), |&(_, dtype)| dtype);
+        let chosen = chosen(&tensor.name, options);
+        let requested = chosen.unwrap_or_else(|| by_role(&tensor.name, options.quant, layers));
         let dtype = storage_dtype(requested, &tensor.data.shape);
         if tensor.data.shape.len() > 1 {
             match requested {
@@ -35,6 +40,7 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype
                     .push(tensor.name.as_str()),
                 _ if chosen.is_some() || requested == options.quant => {}
                 Dtype::F16 => sensitive += 1,
+                Dtype::VbitRo => outer_layers = layers / LAYERS_AN_OUTER,
                 _ => outermost += 1,
             }
         }
@@ -46,6 +52,14 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype
         notes.push(format!(
             "embedding and output projection are q8_2f, the other matrices {quant}"
         ));
+    }
+    if outer_layers > 0 {
+        let bits = options.mean_bits.unwrap_or(OUTER_BITS);
+        let which = match outer_layers {
+            1 => "the first and the last layer are".to_owned(),
+            _ => format!("the first {outer_layers} and the last {outer_layers} layers are"),
+        };
+        notes.push(format!("{which} vbit_ro, with a mean of {bits} bits"));
     }
     if sensitive > 0 {
         notes.push(format!(
@@ -64,8 +78,22 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype
     Ok((dtypes, notes))
 }
 
-/// What a profile means for a tensor of this name.
-fn by_role(name: &str, quant: Dtype) -> Dtype {
+/// The mean bits of a vbit tensor of this name, unless all are to have the same.
+pub(super) fn mean_bits(name: &str, options: &Options) -> f64 {
+    match options.quant == Dtype::Q4tp && chosen(name, options).is_none() {
+        true => OUTER_BITS,
+        false => Settings::MEAN_BITS,
+    }
+}
+
+/// What the overrides say about a tensor of this name.
+fn chosen(name: &str, options: &Options) -> Option<Dtype> {
+    let mut overrides = options.overrides.iter().rev();
+    overrides.find(|(glob, _)| matches(glob, name)).map(|&(_, dtype)| dtype)
+}
+
+/// What a profile means for a tensor of this name, in a network of `layers`.
+fn by_role(name: &str, quant: Dtype, layers: usize) -> Dtype {
     if matches!(quant, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
         return quant;
     }
@@ -74,10 +102,21 @@ fn by_role(name: &str, quant: Dtype) -> Dtype {
         return Dtype::F16;
     }
     let eight_bit = matches!(quant, Dtype::Q8Row | Dtype::Q82f);
-    match outermost(name) && !eight_bit {
-        true => Dtype::Q82f,
-        false => quant,
+    if outermost(name) && !eight_bit {
+        return Dtype::Q82f;
     }
+    // q4tp takes 0.3 bits a weight less than the other 4-bit types. Part of that buys most where layers suffer most.
+    let outer = layers / LAYERS_AN_OUTER;
+    match layer(name) {
+        Some(layer) if quant == Dtype::Q4tp && (layer < outer || layer >= layers - outer) => Dtype::VbitRo,
+        _ => quant,
+    }
+}
+
+/// The number of the layer that a tensor of this name belongs to. `None` outside the stack.
+fn layer(name: &str) -> Option<usize> {
+    let (number, _) = name.strip_prefix(LAYER_PREFIX)?.split_once('.')?;
+    number.parse().ok()
 }
 
 /// Whether a tensor is the embedding or the output projection, or takes its place.
@@ -233,12 +272,30 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                (by_role(name, Dtype::Q4tp), by_role(name, Dtype::Q8Row)),
+                (by_role(name, Dtype::Q4tp, 14), by_role(name, Dtype::Q8Row, 14)),
                 (q4, q8),
                 "{name}"
             );
-            assert_eq!(by_role(name, Dtype::F32), Dtype::F32);
+            assert_eq!(by_role(name, Dtype::F32, 14), Dtype::F32);
         }
+    }
+
+    #[test]
+    fn outer_layers() {
+        for (layers, outer) in [(14, vec![]), (15, vec![0, 14]), (30, vec![0, 1, 28, 29])] {
+            let of = |quant| {
+                let name = |layer| format!("model.layers.{layer}.mlp.up_proj.weight");
+                let found = (0..layers).filter(|&layer| by_role(&name(layer), quant, layers) == Dtype::VbitRo);
+                found.collect::<Vec<_>>()
+            };
+            assert_eq!((of(Dtype::Q4tp), of(Dtype::Q4Tiled)), (outer, vec![]), "{layers}");
+        }
+        assert_eq!(by_role("model.layers.0.mlp.gate.weight", Dtype::Q4tp, 30), Dtype::F16);
+        assert_eq!(by_role("skill.x.model.layers.0.mlp.up_proj.weight", Dtype::Q4tp, 30), Dtype::Q4tp);
+        let mut options = Options::new(Dtype::Q4tp);
+        options.overrides.push(("*.down_proj.weight".into(), Dtype::VbitRo));
+        let mean = |role| mean_bits(&format!("model.layers.0.mlp.{role}_proj.weight"), &options);
+        assert_eq!((mean("up"), mean("down")), (OUTER_BITS, Settings::MEAN_BITS));
     }
 
     #[test]
