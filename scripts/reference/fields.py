@@ -241,7 +241,13 @@ def dense_in_place(net, layer):
 
 def passes():
     """A stack that is applied three times, with a recurrence and a mixture in it, and norms around some blocks."""
-    moe = {"num_experts": 4, "top_k": 2, "moe_intermediate_size": 32, "norm_topk_prob": False}
+    moe = {
+        "num_experts": 4,
+        "top_k": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 24,
+    }
     arch = base(
         "passes", 3,
         norm_style="gemma",
@@ -269,7 +275,7 @@ def passes():
     net.mixture(1, 4)
     net.norms(2, around=True)
     net.attention(2, 2, 1, head_norms=True)
-    net.dense(2, 40)
+    net.mixture(2, 3, shared=True)
     variants = [without(field) for field in (
         "num_loops", "loop_final_norm", "hidden_act", "embed_multiplier", "final_logit_softcapping",
     )]
@@ -277,6 +283,11 @@ def passes():
         {"about": ["num_loops"], "arch": {"num_loops": 2}, "tensors": {}},
         {"about": ["num_loops", "loop_final_norm"], "arch": {"num_loops": 2, "loop_final_norm": None}, "tensors": {}},
         {"about": ["norm_style"], "arch": {"norm_style": "qwen"}, "tensors": {}},
+        {
+            "about": ["norms around a mixture"],
+            "arch": {},
+            "tensors": {f"model.layers.2.{name}_feedforward_layernorm.weight": None for name in ("pre", "post")},
+        },
     ]
     return arch, net.tensors, variants
 

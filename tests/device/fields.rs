@@ -1,99 +1,24 @@
 //! Fields of the header, and tensors whose presence decides, that no recorded model has: small networks against a forward pass
 //! in float64 that was written from the format's text, on the device and on the host.
 //!
-//! `scripts/reference/fields.py` writes `tests/fixtures/fields` and says what is in there. Each network has variants, without
-//! a field or with another value, which are far from it: an engine that ignores the field cannot agree with both.
+//! Each network has variants, without a field or with another value, which are far from it: an engine that ignores the field
+//! cannot agree with both.
 
-use cmf_gpu::container::{Container, Sections, TensorSpec, Writer};
-use cmf_gpu::dtype::Dtype;
+use crate::golden::fields::Fixture;
+use cmf_gpu::Kind;
+use cmf_gpu::container::Container;
 use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::bind;
 use cmf_gpu::program::{Executor, ExpertOptions, PlanOptions};
 use cmf_gpu::session::Session;
-use half::f16;
-use serde_json::{Map, Value, json};
-use std::path::Path;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 const TOLERANCE: f32 = 1e-3;
 /// How far variants are from their network.
 const APART: f32 = 0.05;
-
-struct Fixture {
-    json: Value,
-    /// A row for each token, then one for the last token of each variant.
-    logits: Vec<Vec<f32>>,
-}
-
-impl Fixture {
-    fn open(name: &str) -> Fixture {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fields");
-        let json: Value = serde_json::from_slice(&std::fs::read(dir.join(format!("{name}.json"))).unwrap()).unwrap();
-        let vocab = json["arch"]["vocab_size"].as_u64().unwrap() as usize;
-        let bytes = std::fs::read(dir.join(format!("{name}.logits"))).unwrap();
-        let words = bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word));
-        let logits: Vec<Vec<f32>> = words.collect::<Vec<_>>().chunks(vocab).map(<[f32]>::to_vec).collect();
-        let fixture = Fixture { json, logits };
-        let rows = fixture.tokens().len() + fixture.variants().len();
-        assert_eq!(fixture.logits.len(), rows, "{name}");
-        fixture
-    }
-
-    fn tokens(&self) -> Vec<u32> {
-        let tokens = self.json["tokens"].as_array().unwrap();
-        tokens.iter().map(|token| token.as_u64().unwrap() as u32).collect()
-    }
-
-    fn variants(&self) -> &[Value] {
-        self.json["variants"].as_array().unwrap()
-    }
-
-    /// The network with patches of the header's `arch` and of its tensors.
-    fn network(&self, patch: &Value) -> Network {
-        let [mut arch, mut tensors] = [self.json["arch"].clone(), self.json["tensors"].clone()];
-        merge(&mut arch, &patch["arch"]);
-        merge(&mut tensors, &patch["tensors"]);
-        Network::new(self.json["seed"].as_str().unwrap(), arch, tensors.as_object().unwrap())
-    }
-}
-
-/// A merge patch, RFC 7396.
-fn merge(value: &mut Value, patch: &Value) {
-    let Some(patch) = patch.as_object() else {
-        *value = patch.clone();
-        return;
-    };
-    if !value.is_object() {
-        *value = json!({});
-    }
-    let value = value.as_object_mut().unwrap();
-    for (key, change) in patch {
-        match change {
-            Value::Null => drop(value.remove(key)),
-            _ => merge(value.entry(key).or_insert(Value::Null), change),
-        }
-    }
-}
-
-/// A tensor as `scripts/reference/fields.py` makes it, in f16.
-fn payload(seed: &str, name: &str, count: usize, base: f64, exponent: i32) -> Vec<u8> {
-    let text = format!("{seed}/{name}");
-    let state = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |state, byte| {
-        (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    let element = |i: u64| {
-        let mut z = state.wrapping_add((i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let u = (z ^ (z >> 31)) >> 54;
-        base + (u as f64 - 512.0) * f64::from(exponent).exp2()
-    };
-    (0..count as u64)
-        .flat_map(|i| f16::from_f64(element(i)).to_le_bytes())
-        .collect()
-}
 
 struct Network {
     tensors: Arc<Container>,
@@ -101,26 +26,10 @@ struct Network {
 }
 
 impl Network {
-    fn new(seed: &str, arch: Value, tensors: &Map<String, Value>) -> Network {
+    fn of(fixture: &Fixture, patch: &Value) -> Network {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("network.cmf");
-        let shape =
-            |spec: &Value| -> Vec<u64> { spec[0].as_array().unwrap().iter().filter_map(Value::as_u64).collect() };
-        let specs = tensors.iter().map(|(name, spec)| TensorSpec {
-            name: name.clone(),
-            dtype: Dtype::F16,
-            shape: shape(spec),
-        });
-        let header = Map::from_iter([("arch".to_owned(), arch)]);
-        let mut writer = Writer::create(&path, header, specs.collect(), Sections::default()).unwrap();
-        for (name, spec) in tensors {
-            let count: u64 = shape(spec).iter().product();
-            let (base, exponent) = (spec[1].as_f64().unwrap(), spec[2].as_i64().unwrap() as i32);
-            writer
-                .write(&payload(seed, name, count as usize, base, exponent))
-                .unwrap();
-        }
-        writer.finish().unwrap();
+        fixture.write(patch, &path);
         Network {
             tensors: Arc::new(Container::open(&path).unwrap()),
             _dir: dir,
@@ -171,7 +80,7 @@ fn check(name: &str, on_device: bool) {
     let tokens = fixture.tokens();
     let (wanted, of_variants) = fixture.logits.split_at(tokens.len());
     let last = tokens.len() - 1;
-    let network = fixture.network(&json!({"arch": {}, "tensors": {}}));
+    let network = Network::of(&fixture, &json!({}));
     let model = bind(&network.tensors.header().arch, &*network.tensors).unwrap();
     assert!(model.unused.is_empty(), "{name}: every tensor has a part");
     let mut session = network.session(on_device);
@@ -190,7 +99,7 @@ fn check(name: &str, on_device: bool) {
         let about = &variant["about"];
         let far = apart(wanted_last, &wanted[last]);
         assert!(far >= APART, "{name}, {about}: only {far} from the network itself");
-        let mut session = fixture.network(variant).session(on_device);
+        let mut session = Network::of(&fixture, variant).session(on_device);
         for prefill in [tokens.len(), tokens.len() / 2] {
             let found = logits(&mut session, &tokens, prefill);
             let apart = apart(&found[last], wanted_last);
@@ -213,3 +122,82 @@ macro_rules! networks {
     };
 }
 networks!(attention mixture passes);
+
+/// What a header may say and these tensors contradict, or no kernel does: an error by kind and text when the network is bound.
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let cases = [
+        (
+            "attention",
+            json!({"arch": {"attention_heads_per_layer": [4, 2, 3, 2]}}),
+            Kind::Parse,
+            "tensor 'model.layers.2.self_attn.q_proj.weight' has shape [192, 48], the header wants [48, 48]",
+        ),
+        (
+            "attention",
+            json!({"arch": {"kv_heads_per_layer": [2, 1, 1, 2]}}),
+            Kind::Parse,
+            "tensor 'model.layers.2.self_attn.k_proj.weight' has shape [48, 48], the header wants [16, 48]",
+        ),
+        (
+            "attention",
+            json!({"arch": {"partial_rotary_factor": 0}}),
+            Kind::UnsupportedModel,
+            "of which 0 elements are rotated",
+        ),
+        (
+            "attention",
+            json!({"arch": {"local_partial_rotary_factor": 0.25}}),
+            Kind::UnsupportedModel,
+            "of which 4 elements are rotated",
+        ),
+        (
+            "attention",
+            json!({"arch": {"sliding_window": null}}),
+            Kind::Parse,
+            "layer 1 slides, but arch.sliding_window is absent",
+        ),
+        (
+            "mixture",
+            json!({"arch": {"moe": {"num_experts": 7}}}),
+            Kind::Parse,
+            "'model.layers.5.mlp.gate.weight' has 8 rows, wanted 1 to arch.moe.num_experts, which is 7",
+        ),
+        (
+            "mixture",
+            json!({"arch": {"moe": null}}),
+            Kind::Parse,
+            "is a router, but the header has no arch.moe",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.1.mlp.gate.weight": [[4, 32], 0, -10]}}),
+            Kind::Parse,
+            "belongs to an expert that the router does not know",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.3.mlp.experts.6.up_proj.weight": null}}),
+            Kind::MissingTensor,
+            "model.layers.3.mlp.experts.6.up_proj.weight",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.3.mlp.expert_bias": [[8], 0, -10]}}),
+            Kind::Parse,
+            "tensor 'model.layers.3.mlp.expert_bias' has shape [8], the header wants [7]",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.3.mlp.shared_expert_gate.weight": [[2, 32], 0, -10]}}),
+            Kind::Parse,
+            "shared_expert_gate.weight' has shape [2, 32], the header wants [1, 32]",
+        ),
+    ];
+    for (name, patch, kind, says) in cases {
+        let network = Network::of(&Fixture::open(name), &patch);
+        let err = bind(&network.tensors.header().arch, &*network.tensors).unwrap_err();
+        assert_eq!(err.kind, kind, "{patch}: {err}");
+        assert!(err.to_string().contains(says), "{patch}: {err}");
+    }
+}
