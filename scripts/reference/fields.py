@@ -170,7 +170,7 @@ def attention():
         net = Layers(arch)
         for layer in range(4):
             net.norms(layer)
-            net.attention(layer, heads[layer], kv_heads[layer], layer in gates, head_norms=layer != 2, bias=layer in (1, 3))
+            net.attention(layer, heads[layer], kv_heads[layer], layer in gates, head_norms=layer < 2, bias=layer in (1, 3))
             net.dense(layer, 48)
         return net.tensors
 
