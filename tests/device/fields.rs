@@ -11,9 +11,11 @@ use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::bind;
-use cmf_gpu::program::{Executor, ExpertOptions, PlanOptions};
-use cmf_gpu::session::Session;
+use cmf_gpu::program::{ExpertOptions, PlanOptions};
+use cmf_gpu::sampling::Sampling;
+use cmf_gpu::session::{Cancel, Generation, Session};
 use serde_json::{Value, json};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const TOLERANCE: f32 = 1e-3;
@@ -36,24 +38,36 @@ impl Network {
         }
     }
 
-    fn session(&self, on_device: bool) -> Session {
-        let device = crate::device();
-        let options = PlanOptions {
+    fn options(&self, on_device: bool) -> PlanOptions {
+        PlanOptions {
             ctx: 32,
             // Chunks that the tokens do not fill evenly.
             chunk: if on_device { 8 } else { 16 },
             kv: Kv::F32,
-            max_binding: device.max_binding(),
+            max_binding: crate::device().max_binding(),
             all_logits: true,
             drafts: 0,
             experts: ExpertOptions::default(),
-        };
+        }
+    }
+
+    fn on_device(&self, options: &PlanOptions) -> Session {
+        let plan = crate::plan_of(&self.tensors, options);
+        let mut executor = GpuExecutor::new(crate::device(), plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap();
+        if !plan.paged.is_empty() {
+            executor.page_from(self.tensors.clone()).unwrap();
+        }
+        Session::new(plan, Box::new(executor))
+    }
+
+    fn session(&self, on_device: bool) -> Session {
+        let options = self.options(on_device);
+        if on_device {
+            return self.on_device(&options);
+        }
         let plan = crate::plan_of(&self.tensors, &options);
-        let executor: Box<dyn Executor> = match on_device {
-            true => Box::new(GpuExecutor::new(device, plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap()),
-            false => Box::new(HostExecutor::new(plan.clone(), self.tensors.clone()).unwrap()),
-        };
-        Session::new(plan, executor)
+        let executor = HostExecutor::new(plan.clone(), self.tensors.clone()).unwrap();
+        Session::new(plan, Box::new(executor))
     }
 }
 
@@ -122,6 +136,83 @@ macro_rules! networks {
     };
 }
 networks!(attention mixture passes);
+
+#[test]
+fn experts_that_come_and_go_compute_the_same() {
+    // The sum of a mixture's experts is normalised in the second, which pages once its layers are visited once.
+    for (name, slots, paged) in [("mixture", 3, 3), ("passes", 2, 2)] {
+        let fixture = Fixture::open(name);
+        let tokens = fixture.tokens();
+        let (mut patch, mut wanted) = (json!({}), &fixture.logits[tokens.len() - 1]);
+        if name == "passes" {
+            let once =
+                |variant: &Value| variant["about"] == json!(["num_loops"]) && variant["arch"]["num_loops"].is_null();
+            let at = fixture.variants().iter().position(once).unwrap();
+            (patch, wanted) = (fixture.variants()[at].clone(), &fixture.logits[tokens.len() + at]);
+        }
+        let network = Network::of(&fixture, &patch);
+        let mut options = network.options(true);
+        options.experts.slots = Some(slots);
+        let mut session = network.on_device(&options);
+        assert_eq!(session.plan().paged.len(), paged, "{name}");
+        for prefill in [tokens.len(), tokens.len() / 2] {
+            let found = logits(&mut session, &tokens, prefill);
+            let apart = apart(&found[tokens.len() - 1], wanted);
+            assert!(apart <= TOLERANCE, "{name}, {prefill} in chunks: {apart} apart");
+        }
+    }
+}
+
+/// Drafts are judged several columns at a time; the answer is that of one at a time.
+#[test]
+fn answers_with_drafts_are_the_same() {
+    let mut dense = json!({});
+    for layer in [1, 2] {
+        let at = format!("model.layers.{layer}.mlp");
+        dense[format!("{at}.gate.weight")] = Value::Null;
+        for part in ["gate", "up", "down"] {
+            dense[format!("{at}.{part}_proj.weight")] = json!([[32, 32], 0, -11]);
+        }
+    }
+    for (name, patch) in [("attention", json!({})), ("passes", json!({"tensors": dense}))] {
+        let fixture = Fixture::open(name);
+        let network = Network::of(&fixture, &patch);
+        let prompt = fixture.tokens().repeat(2);
+        let answer = |drafts| {
+            let options = PlanOptions {
+                ctx: 96,
+                all_logits: false,
+                drafts,
+                ..network.options(true)
+            };
+            let mut session = network.on_device(&options);
+            assert!(session.prefill(&prompt, &Cancel::new()).unwrap().1.is_continue());
+            let generation = Generation {
+                // An answer that repeats itself, so that drafts stand.
+                sampling: Sampling {
+                    frequency_penalty: -1.0,
+                    ..Sampling::greedy()
+                },
+                stops: Vec::new(),
+                max_tokens: 40,
+            };
+            let mut tokens = Vec::new();
+            let mut emit = |token| {
+                tokens.push(token);
+                ControlFlow::Continue(())
+            };
+            session.generate(&generation, &Cancel::new(), &mut emit).unwrap();
+            (tokens, session.speculated().accepted)
+        };
+        let (plain, _) = answer(0);
+        assert_eq!(plain.len(), 40);
+        for drafts in [1, 3] {
+            let (found, accepted) = answer(drafts);
+            assert_eq!(found, plain, "{name} with {drafts} drafts");
+            assert!(accepted > 10, "{name} with {drafts} drafts: only {accepted} stood");
+        }
+    }
+}
 
 /// What a header may say and these tensors contradict, or no kernel does: an error by kind and text when the network is bound.
 #[test]
