@@ -274,6 +274,30 @@ fn what_cannot_be_is_refused_by_name() {
         ),
         (
             "mixture",
+            json!({"tensors": {"model.layers.5.mlp.shared_expert.gate_proj.weight": null}}),
+            Kind::MissingTensor,
+            "model.layers.5.mlp.shared_expert.gate_proj.weight",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.4.mlp.shared_expert_gate.weight": [[1, 32], 0, -10]}}),
+            Kind::MissingTensor,
+            "model.layers.4.mlp.shared_expert.gate_proj.weight",
+        ),
+        (
+            "passes",
+            json!({"tensors": {"model.layers.0.pre_feedforward_layernorm.weight": null}}),
+            Kind::MissingTensor,
+            "model.layers.0.pre_feedforward_layernorm.weight",
+        ),
+        (
+            "passes",
+            json!({"tensors": {"model.layers.2.self_attn.k_norm.weight": null}}),
+            Kind::UnsupportedModel,
+            "layer 2 normalises only one of queries and keys",
+        ),
+        (
+            "mixture",
             json!({"tensors": {"model.layers.3.mlp.expert_bias": [[8], 0, -10]}}),
             Kind::Parse,
             "tensor 'model.layers.3.mlp.expert_bias' has shape [8], the header wants [7]",
