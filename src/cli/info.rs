@@ -9,7 +9,7 @@ use cmf_gpu::container::{Container, SkillView, TensorInfo, Tensors, hash64};
 use cmf_gpu::engine::sampling_defaults;
 use cmf_gpu::error::escape;
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::model::{self, Model};
+use cmf_gpu::model::{self, FeedForward, Layer, Model};
 use cmf_gpu::options::DEFAULT_CTX;
 use cmf_gpu::program::{self, ExpertOptions, Plan, PlanOptions};
 use cmf_gpu::{Error, Kind};
@@ -18,6 +18,26 @@ use std::collections::BTreeMap;
 
 /// Columns of a prefill chunk that the memory plan reckons with: those of a GPU.
 const CHUNK: u32 = 256;
+
+/// Members of `arch` that people are told where they are not what they are in most networks.
+const CONSTANTS: [&str; 13] = [
+    "partial_rotary_factor",
+    "local_partial_rotary_factor",
+    "rope_local_base_freq",
+    "yarn",
+    "qk_norm_after_rope",
+    "attn_v_norm",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "sliding_window",
+    "sliding_window_pattern",
+    "embed_multiplier",
+    "final_logit_softcapping",
+    "logit_multiplier",
+];
+
+/// Those that most networks have as 1.
+const FACTORS: [&str; 3] = ["partial_rotary_factor", "embed_multiplier", "logit_multiplier"];
 
 /// Flags of `info`.
 #[derive(clap::Args)]
@@ -132,6 +152,7 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
         "mtp": header.arch.mtp,
         "draft_head": planned.as_ref().ok().map(|(_, model, _)| model.mtp.is_some()),
         "moe": header.arch.moe,
+        "experts_per_layer": planned.as_ref().ok().and_then(|(_, model, _)| experts(model)),
         "unused": unused,
         "memory": memory,
         "provenance": header.provenance,
@@ -184,6 +205,16 @@ fn memory(plan: &Plan) -> Value {
     })
 }
 
+/// Experts of each layer, where any has some.
+fn experts(model: &Model) -> Option<Vec<usize>> {
+    let count = |layer: &Layer| match &layer.ffn {
+        FeedForward::Moe(moe) => moe.experts.len(),
+        FeedForward::Dense(_) => 0,
+    };
+    let counts: Vec<usize> = model.layers.iter().map(count).collect();
+    counts.iter().any(|&count| count != 0).then_some(counts)
+}
+
 /// A number as it was written: 0.7, not the f64 nearest to the f32 nearest to it.
 fn short(value: f32) -> Option<f64> {
     value.to_string().parse().ok()
@@ -221,6 +252,16 @@ fn index(container: &Container) -> Value {
     json!({"bytes": container.index_section().map_or(0, <[u8]>::len), "entries": entries})
 }
 
+/// A count that the header gives for all layers, unless it does for each: "4", or "2 to 6".
+fn by_layer(each: &Value, all: &Value) -> String {
+    let counts = || each.as_array().into_iter().flatten().filter_map(Value::as_u64);
+    match counts().min().zip(counts().max()) {
+        Some((least, most)) if least != most => format!("{least} to {most}"),
+        Some((same, _)) => same.to_string(),
+        None => escape(all.to_string()),
+    }
+}
+
 /// The same for people.
 fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
     let value = |key: &str| object.get(key).unwrap_or(&Value::Null);
@@ -245,14 +286,32 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
         text(&arch["arch_name"]),
         text(&arch["num_layers"]),
         text(&arch["hidden_size"]),
-        text(&arch["num_attention_heads"]),
-        text(&arch["num_kv_heads"]),
+        by_layer(&arch["attention_heads_per_layer"], &arch["num_attention_heads"]),
+        by_layer(&arch["kv_heads_per_layer"], &arch["num_kv_heads"]),
         text(&arch["vocab_size"]),
     ))?;
     let kinds = value("layers").as_object().into_iter().flatten();
     let kinds: Vec<_> = kinds.map(|(kind, count)| format!("{count} {kind}")).collect();
     if !kinds.is_empty() {
         out.line(format!("layers       {}", kinds.join(", ")))?;
+    }
+    if let Some(passes) = arch["num_loops"].as_u64().filter(|&passes| passes > 1) {
+        let between = match arch["loop_final_norm"] {
+            Value::Bool(true) => ", the final norm between them",
+            _ => "",
+        };
+        out.line(format!("passes       {passes} over the layers{between}"))?;
+    }
+    let constants = CONSTANTS.iter().map(|&key| (key, &arch[key]));
+    let constants: Vec<_> = constants
+        .filter(|(key, value)| match value {
+            Value::Null | Value::Bool(false) => false,
+            value => value.as_f64() != Some(1.0) || !FACTORS.contains(key),
+        })
+        .map(|(key, value)| format!("{key} {}", text(value)))
+        .collect();
+    if !constants.is_empty() {
+        out.line(format!("constants    {}", constants.join(", ")))?;
     }
     out.line(format!("parameters   {}", text(value("params"))))?;
     match value("reason") {
@@ -303,6 +362,16 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
         if !value(key).is_null() {
             out.line(format!("{key:<12} {}", text(value(key))))?;
         }
+    }
+    let experts = value("experts_per_layer")
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    let some: Vec<Value> = experts.iter().filter(|&count| *count != 0).cloned().collect();
+    if !some.is_empty() {
+        let layers = (some.len(), experts.len());
+        let counts = by_layer(&Value::Array(some), &Value::Null);
+        out.line(format!("experts      {counts} in {} of {} layers", layers.0, layers.1))?;
     }
     if !value("mtp").is_null() && value("draft_head") == false {
         out.line("draft head   declared, its tensors are missing: the model runs without")?;

@@ -485,9 +485,13 @@ fn within(name: impl Display, value: usize, most: usize) -> Result<()> {
 }
 
 fn positive(name: impl Display, value: f64) -> Result<()> {
-    // What is finite here must stay so in f32.
-    if !(value > 0.0 && (value as f32).is_finite()) {
-        return wrong(name, value, "a finite number above 0");
+    // What is used is an f32, and a device may take the smallest ones for zero.
+    if !(value > 0.0 && (value as f32).is_normal()) {
+        return wrong(
+            name,
+            value,
+            "a finite number above 0, neither too large nor too small for f32",
+        );
     }
     Ok(())
 }

@@ -174,12 +174,12 @@ impl Binder<'_> {
         let attn_norm = self.vector(&name("input_layernorm.weight"), hidden)?;
         // With norms on both sides of a block, `post_attention_layernorm` is what its name says; without, it precedes the
         // feed-forward network.
-        let norms = if self.tensors.find(&name("pre_feedforward_layernorm.weight")).is_some() {
-            [
-                Some("post_attention_layernorm.weight"),
-                Some("pre_feedforward_layernorm.weight"),
-                Some("post_feedforward_layernorm.weight"),
-            ]
+        let [before, behind] = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"];
+        let norms = if [before, behind]
+            .iter()
+            .any(|norm| self.tensors.find(&name(norm)).is_some())
+        {
+            [Some("post_attention_layernorm.weight"), Some(before), Some(behind)]
         } else {
             [None, Some("post_attention_layernorm.weight"), None]
         };

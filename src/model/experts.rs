@@ -55,9 +55,16 @@ impl Binder<'_> {
             );
         }
         let shared_prefix = name("shared_expert");
-        let has_shared = ["gate_proj.weight", "gate_up_proj.weight"]
-            .iter()
-            .any(|part| self.tensors.find(&format!("{shared_prefix}.{part}")).is_some());
+        // A part of it is enough: what is missing is then asked for by name.
+        let has_shared = [
+            ".gate_proj.weight",
+            ".up_proj.weight",
+            ".gate_up_proj.weight",
+            ".down_proj.weight",
+            "_gate.weight",
+        ]
+        .iter()
+        .any(|part| self.tensors.find(&format!("{shared_prefix}{part}")).is_some());
         let shared = match has_shared {
             true => Some(self.ffn(&shared_prefix, hidden)?),
             false => None,

@@ -7,7 +7,7 @@ use super::build::Builder;
 use super::masking::{Content, Part};
 use super::place::{Masked, Place};
 use super::walk::{DecodeNorm, Mode, Source, Walk};
-use super::{Bind, BufferId, Fill, Matrix, MatrixId, Paged, Routed, Stacking, VectorId};
+use super::{Bind, BufferId, Fill, Matrix, MatrixId, Paged, Piece, Routed, Stacking, VectorId};
 use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
 use crate::model::{Activation, FeedForward, Layer, Model, Moe};
@@ -150,12 +150,6 @@ impl Walk<'_> {
         next_norm: VectorId,
     ) -> Result<()> {
         let name = |part: &str| format!("{place}.ffn.{part}");
-        if layer.ffn_post_norm.is_some() {
-            bail!(
-                UnsupportedModel,
-                "{place}: a norm behind a mixture of experts is not supported yet"
-            );
-        }
         let Some(scratch) = self.moe else {
             bail!(UnsupportedModel, "{place} has no buffers for its experts")
         };
@@ -235,6 +229,9 @@ impl Walk<'_> {
         if let Some(counts) = counts {
             self.count(&mixture, counts, &name("count"));
         }
+        if layer.ffn_post_norm.is_some() {
+            self.sum_apart(&name("zero"));
+        }
         self.decode_experts(&mixture, &name, next_norm);
         self.prefill_experts(&mixture, &name);
         if let Some(shared) = &moe.shared {
@@ -250,9 +247,32 @@ impl Walk<'_> {
             self.matmul(from, self.prefill.act, scratch.shared, y_stride, &label);
         }
         self.combine(&mixture, &name("combine"));
-        self.decode_normed = false;
-        self.prefill_normed = false;
+        match layer.ffn_post_norm {
+            None => {
+                self.decode_normed = false;
+                self.prefill_normed = false;
+            }
+            Some(tensor) => {
+                self.swap_stream();
+                let label = name("norm_after");
+                let post_norm = self.vector(label.clone(), tensor);
+                self.add_norm(&label, post_norm, next_norm);
+            }
+        }
         Ok(())
+    }
+
+    /// Has what follows add to zeros in place of the stream, until the stream is swapped back: experts add one by one, and the
+    /// norm behind them is that of their sum.
+    fn sum_apart(&mut self, label: &str) {
+        let len = self.model.hidden;
+        let zeros = self.b.vector("zeros".into(), vec![Piece { tensor: None, len }], 0.0);
+        for mode in [Mode::Decode, Mode::Prefill] {
+            let scratch = self.scratch(mode);
+            let to = (scratch.y, Self::vectors_of(len), 0);
+            self.norm_into(mode, scratch.h, zeros, to, label);
+        }
+        self.swap_stream();
     }
 
     /// The buffer that counts how often each expert is chosen.

@@ -270,11 +270,16 @@ impl<'a> Walk<'a> {
             self.norm_into(scratch, h, norm, to, &format!("pass.{pass}.norm"));
         }
         // A buffer cannot be read and written by one step, so the stream moves to the other one.
+        self.swap_stream();
+        self.prep(self.decode.h, next_norm);
+        self.prefill_normed = false;
+    }
+
+    /// The stream is the other buffer from here on.
+    pub(super) fn swap_stream(&mut self) {
         for scratch in [&mut self.decode, &mut self.prefill] {
             std::mem::swap(&mut scratch.h, &mut scratch.y);
         }
-        self.prep(self.decode.h, next_norm);
-        self.prefill_normed = false;
     }
 
     /// How the readers of `decode.x` find its norm.
@@ -440,7 +445,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn add_norm(&mut self, label: &str, post_norm: VectorId, next_norm: VectorId) {
+    pub(super) fn add_norm(&mut self, label: &str, post_norm: VectorId, next_norm: VectorId) {
         let op = Op::AddNorm(kernel::AddNorm {
             vectors: Self::vectors_of(self.model.hidden),
             inv_cols: 1.0 / self.model.hidden as f32,

@@ -154,6 +154,42 @@ fn info_shows_what_cannot_be_run_and_says_why() {
 }
 
 #[test]
+fn info_tells_what_is_not_as_in_most_networks() {
+    let shown = |name: &str| {
+        let file = temporary(&format!("{name}.cmf"));
+        crate::golden::fields::Fixture::open(name).write(&serde_json::json!({}), Path::new(&file));
+        let json = run(&["info", &file, "--json"]).json();
+        (json, run(&["info", &file]).stdout)
+    };
+    let (json, text) = shown("attention");
+    assert_eq!(json["arch"]["logit_multiplier"], 1.75);
+    assert_eq!(json["experts_per_layer"], Value::Null);
+    // Keys and values of as many heads as each layer has, of 16 elements, as f16, for 4096 positions.
+    assert_eq!(json["memory"]["kv_bytes"], (2 + 1 + 3 + 2) * 2 * 16 * 2 * 4096);
+    for says in [
+        "4 layers, hidden 48, 2 to 6 heads, 1 to 3 kv heads, vocabulary 72",
+        "2 attention, 2 sliding attention",
+        "partial_rotary_factor 0.5, local_partial_rotary_factor 1.0, rope_local_base_freq 20.0, yarn {\"factor\":4.0",
+        "qk_norm_after_rope true, attn_v_norm true, query_pre_attn_scalar 5.0, attn_logit_softcapping 1.5",
+        "sliding_window 5, embed_multiplier 3.0, logit_multiplier 1.75",
+    ] {
+        assert!(text.contains(says), "{says}:\n{text}");
+    }
+    assert!(!text.contains("passes") && !text.contains("experts"), "{text}");
+    let (json, text) = shown("mixture");
+    assert_eq!(json["experts_per_layer"], serde_json::json!([0, 5, 0, 7, 2, 8]));
+    assert!(text.contains("experts      2 to 8 in 4 of 6 layers"), "{text}");
+    assert!(text.contains("\"routed_scaling_factor\":2.5"), "{text}");
+    let (_, text) = shown("passes");
+    assert!(
+        text.contains("passes       3 over the layers, the final norm between them"),
+        "{text}"
+    );
+    let plain = run(&["info", model()]).stdout;
+    assert!(!plain.contains("constants") && !plain.contains("passes"), "{plain}");
+}
+
+#[test]
 fn a_task_is_chosen_by_name() {
     let model = fixture("interop").join("qwen2-q8_row-densemasks.cmf");
     let model = model.to_str().unwrap();

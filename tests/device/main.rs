@@ -2,6 +2,7 @@
 
 mod columns;
 mod experts;
+mod fields;
 #[path = "../golden/mod.rs"]
 mod golden;
 mod goldens;

@@ -7,6 +7,8 @@
 //! `golden.packed` has a JSON header of its own; see [`Recorded`].
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod fields;
+
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,318 @@
+//! Fields of the header, and tensors whose presence decides, that no recorded model has: small networks against a forward pass
+//! in float64 that was written from the format's text, on the device and on the host.
+//!
+//! Each network has variants, without a field or with another value, which are far from it: an engine that ignores the field
+//! cannot agree with both.
+
+use crate::golden::fields::Fixture;
+use cmf_gpu::Kind;
+use cmf_gpu::container::Container;
+use cmf_gpu::gpu::GpuExecutor;
+use cmf_gpu::host::HostExecutor;
+use cmf_gpu::kernel::Kv;
+use cmf_gpu::model::bind;
+use cmf_gpu::program::{ExpertOptions, PlanOptions};
+use cmf_gpu::sampling::Sampling;
+use cmf_gpu::session::{Cancel, Generation, Session};
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+const TOLERANCE: f32 = 1e-3;
+/// How far variants are from their network.
+const APART: f32 = 0.05;
+
+struct Network {
+    tensors: Arc<Container>,
+    _dir: tempfile::TempDir,
+}
+
+impl Network {
+    fn of(fixture: &Fixture, patch: &Value) -> Network {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("network.cmf");
+        fixture.write(patch, &path);
+        Network {
+            tensors: Arc::new(Container::open(&path).unwrap()),
+            _dir: dir,
+        }
+    }
+
+    fn options(&self, on_device: bool) -> PlanOptions {
+        PlanOptions {
+            ctx: 32,
+            // Chunks that the tokens do not fill evenly.
+            chunk: if on_device { 8 } else { 16 },
+            kv: Kv::F32,
+            max_binding: crate::device().max_binding(),
+            all_logits: true,
+            drafts: 0,
+            experts: ExpertOptions::default(),
+        }
+    }
+
+    fn on_device(&self, options: &PlanOptions) -> Session {
+        let plan = crate::plan_of(&self.tensors, options);
+        let mut executor = GpuExecutor::new(crate::device(), plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap();
+        if !plan.paged.is_empty() {
+            executor.page_from(self.tensors.clone()).unwrap();
+        }
+        Session::new(plan, Box::new(executor))
+    }
+
+    fn session(&self, on_device: bool) -> Session {
+        let options = self.options(on_device);
+        if on_device {
+            return self.on_device(&options);
+        }
+        let plan = crate::plan_of(&self.tensors, &options);
+        let executor = HostExecutor::new(plan.clone(), self.tensors.clone()).unwrap();
+        Session::new(plan, Box::new(executor))
+    }
+}
+
+/// The logits of every token, the first `prefill` of them in chunks.
+fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<Vec<f32>> {
+    let mut all = Vec::new();
+    let mut sink = |_: usize, logits: &[f32], _: &[Vec<f32>]| {
+        all.push(logits.to_vec());
+        Ok(())
+    };
+    session.logits(tokens, prefill, false, &mut sink).unwrap();
+    all
+}
+
+/// How far two rows are apart at most; what is not a number is as far as can be.
+fn apart(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, |most, d| if d.is_nan() { f32::INFINITY } else { most.max(d) })
+}
+
+fn check(name: &str, on_device: bool) {
+    let fixture = Fixture::open(name);
+    let tokens = fixture.tokens();
+    let (wanted, of_variants) = fixture.logits.split_at(tokens.len());
+    let last = tokens.len() - 1;
+    let network = Network::of(&fixture, &json!({}));
+    let model = bind(&network.tensors.header().arch, &*network.tensors).unwrap();
+    assert!(model.unused.is_empty(), "{name}: every tensor has a part");
+    let mut session = network.session(on_device);
+    for prefill in [tokens.len(), tokens.len() / 2, 0] {
+        let found = logits(&mut session, &tokens, prefill);
+        assert_eq!(found.len(), tokens.len());
+        for (row, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+            let apart = apart(found, wanted);
+            assert!(
+                apart <= TOLERANCE,
+                "{name}, {prefill} in chunks, token {row}: {apart} apart"
+            );
+        }
+    }
+    for (variant, wanted_last) in fixture.variants().iter().zip(of_variants) {
+        let about = &variant["about"];
+        let far = apart(wanted_last, &wanted[last]);
+        assert!(far >= APART, "{name}, {about}: only {far} from the network itself");
+        let mut session = Network::of(&fixture, variant).session(on_device);
+        for prefill in [tokens.len(), tokens.len() / 2] {
+            let found = logits(&mut session, &tokens, prefill);
+            let apart = apart(&found[last], wanted_last);
+            assert!(
+                apart <= TOLERANCE,
+                "{name}, variant of {about}, {prefill} in chunks: {apart} apart"
+            );
+        }
+    }
+}
+
+macro_rules! networks {
+    ($($name:ident)*) => {
+        mod device {
+            $(#[test] fn $name() { super::check(stringify!($name), true); })*
+        }
+        mod host {
+            $(#[test] fn $name() { super::check(stringify!($name), false); })*
+        }
+    };
+}
+networks!(attention mixture passes);
+
+#[test]
+fn experts_that_come_and_go_compute_the_same() {
+    // The sum of a mixture's experts is normalised in the second, which pages once its layers are visited once.
+    for (name, slots, paged) in [("mixture", 3, 3), ("passes", 2, 2)] {
+        let fixture = Fixture::open(name);
+        let tokens = fixture.tokens();
+        let (mut patch, mut wanted) = (json!({}), &fixture.logits[tokens.len() - 1]);
+        if name == "passes" {
+            let once =
+                |variant: &Value| variant["about"] == json!(["num_loops"]) && variant["arch"]["num_loops"].is_null();
+            let at = fixture.variants().iter().position(once).unwrap();
+            (patch, wanted) = (fixture.variants()[at].clone(), &fixture.logits[tokens.len() + at]);
+        }
+        let network = Network::of(&fixture, &patch);
+        let mut options = network.options(true);
+        options.experts.slots = Some(slots);
+        let mut session = network.on_device(&options);
+        assert_eq!(session.plan().paged.len(), paged, "{name}");
+        for prefill in [tokens.len(), tokens.len() / 2] {
+            let found = logits(&mut session, &tokens, prefill);
+            let apart = apart(&found[tokens.len() - 1], wanted);
+            assert!(apart <= TOLERANCE, "{name}, {prefill} in chunks: {apart} apart");
+        }
+    }
+}
+
+/// Drafts are judged several columns at a time; the answer is that of one at a time.
+#[test]
+fn answers_with_drafts_are_the_same() {
+    let mut dense = json!({});
+    for layer in [1, 2] {
+        let at = format!("model.layers.{layer}.mlp");
+        dense[format!("{at}.gate.weight")] = Value::Null;
+        for part in ["gate", "up", "down"] {
+            dense[format!("{at}.{part}_proj.weight")] = json!([[32, 32], 0, -11]);
+        }
+    }
+    for (name, patch) in [("attention", json!({})), ("passes", json!({"tensors": dense}))] {
+        let fixture = Fixture::open(name);
+        let network = Network::of(&fixture, &patch);
+        let prompt = fixture.tokens().repeat(2);
+        let answer = |drafts| {
+            let options = PlanOptions {
+                ctx: 96,
+                all_logits: false,
+                drafts,
+                ..network.options(true)
+            };
+            let mut session = network.on_device(&options);
+            assert!(session.prefill(&prompt, &Cancel::new()).unwrap().1.is_continue());
+            let generation = Generation {
+                // An answer that repeats itself, so that drafts stand.
+                sampling: Sampling {
+                    frequency_penalty: -1.0,
+                    ..Sampling::greedy()
+                },
+                stops: Vec::new(),
+                max_tokens: 40,
+            };
+            let mut tokens = Vec::new();
+            let mut emit = |token| {
+                tokens.push(token);
+                ControlFlow::Continue(())
+            };
+            session.generate(&generation, &Cancel::new(), &mut emit).unwrap();
+            (tokens, session.speculated().accepted)
+        };
+        let (plain, _) = answer(0);
+        assert_eq!(plain.len(), 40);
+        for drafts in [1, 3] {
+            let (found, accepted) = answer(drafts);
+            assert_eq!(found, plain, "{name} with {drafts} drafts");
+            assert!(accepted > 10, "{name} with {drafts} drafts: only {accepted} stood");
+        }
+    }
+}
+
+/// What a header may say and these tensors contradict, or no kernel does: an error by kind and text when the network is bound.
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let cases = [
+        (
+            "attention",
+            json!({"arch": {"attention_heads_per_layer": [4, 2, 3, 2]}}),
+            Kind::Parse,
+            "tensor 'model.layers.2.self_attn.q_proj.weight' has shape [192, 48], the header wants [48, 48]",
+        ),
+        (
+            "attention",
+            json!({"arch": {"kv_heads_per_layer": [2, 1, 1, 2]}}),
+            Kind::Parse,
+            "tensor 'model.layers.2.self_attn.k_proj.weight' has shape [48, 48], the header wants [16, 48]",
+        ),
+        (
+            "attention",
+            json!({"arch": {"partial_rotary_factor": 0}}),
+            Kind::UnsupportedModel,
+            "of which 0 elements are rotated",
+        ),
+        (
+            "attention",
+            json!({"arch": {"local_partial_rotary_factor": 0.25}}),
+            Kind::UnsupportedModel,
+            "of which 4 elements are rotated",
+        ),
+        (
+            "attention",
+            json!({"arch": {"sliding_window": null}}),
+            Kind::Parse,
+            "layer 1 slides, but arch.sliding_window is absent",
+        ),
+        (
+            "mixture",
+            json!({"arch": {"moe": {"num_experts": 7}}}),
+            Kind::Parse,
+            "'model.layers.5.mlp.gate.weight' has 8 rows, wanted 1 to arch.moe.num_experts, which is 7",
+        ),
+        (
+            "mixture",
+            json!({"arch": {"moe": null}}),
+            Kind::Parse,
+            "is a router, but the header has no arch.moe",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.1.mlp.gate.weight": [[4, 32], 0, -10]}}),
+            Kind::Parse,
+            "belongs to an expert that the router does not know",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.3.mlp.experts.6.up_proj.weight": null}}),
+            Kind::MissingTensor,
+            "model.layers.3.mlp.experts.6.up_proj.weight",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.5.mlp.shared_expert.gate_proj.weight": null}}),
+            Kind::MissingTensor,
+            "model.layers.5.mlp.shared_expert.gate_proj.weight",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.4.mlp.shared_expert_gate.weight": [[1, 32], 0, -10]}}),
+            Kind::MissingTensor,
+            "model.layers.4.mlp.shared_expert.gate_proj.weight",
+        ),
+        (
+            "passes",
+            json!({"tensors": {"model.layers.0.pre_feedforward_layernorm.weight": null}}),
+            Kind::MissingTensor,
+            "model.layers.0.pre_feedforward_layernorm.weight",
+        ),
+        (
+            "passes",
+            json!({"tensors": {"model.layers.2.self_attn.k_norm.weight": null}}),
+            Kind::UnsupportedModel,
+            "layer 2 normalises only one of queries and keys",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.3.mlp.expert_bias": [[8], 0, -10]}}),
+            Kind::Parse,
+            "tensor 'model.layers.3.mlp.expert_bias' has shape [8], the header wants [7]",
+        ),
+        (
+            "mixture",
+            json!({"tensors": {"model.layers.3.mlp.shared_expert_gate.weight": [[2, 32], 0, -10]}}),
+            Kind::Parse,
+            "shared_expert_gate.weight' has shape [2, 32], the header wants [1, 32]",
+        ),
+    ];
+    for (name, patch, kind, says) in cases {
+        let network = Network::of(&Fixture::open(name), &patch);
+        let err = bind(&network.tensors.header().arch, &*network.tensors).unwrap_err();
+        assert_eq!(err.kind, kind, "{patch}: {err}");
+        assert!(err.to_string().contains(says), "{patch}: {err}");
+    }
+}
