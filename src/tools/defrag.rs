@@ -1,5 +1,6 @@
 //! `defrag`: a model without the neurons that a task's mask switches off (section 11 of the format).
 
+use super::cut::{self, Cut};
 use super::gather;
 use super::rewrite::{Part, Plan, header_of, object, spec};
 use super::{Progress, Written};
@@ -12,20 +13,16 @@ use std::path::Path;
 /// Writes the model at `model` with the FFN neurons that the mask `task` leaves, each layer as wide as it needs.
 ///
 /// Rows of gate and up projections are copied; down projections are decoded and encoded anew, as q8_2f where a width is no
-/// multiple of 32 and their type needs that. A mask that also switches off heads, layers or experts cannot be expressed in
-/// this way: it is refused unless `ffn_only` leaves them on.
+/// multiple of 32 and their type needs that. What skills replace is cut like what it replaces. The blocks of a draft head
+/// are not masked and stay as they are. A mask that also switches off heads, layers or experts cannot be expressed in this
+/// way: it is refused unless `ffn_only` leaves them on.
 ///
 /// Errors: `Usage` for a task that is not there, a layer without neurons left, or a mask as above; `UnsupportedModel` for a
-/// model with skills, and for one whose neurons are those of experts; `UnsupportedTensorType` for types that cannot be
-/// picked from or written; `HashMismatch` for damage; `Io`.
+/// model whose neurons are those of experts; `SkillFile` for a file that is no model; `MissingTensor` and `Parse` for a skill
+/// that does not fit the model; `UnsupportedTensorType` for values that a type cannot hold; `HashMismatch` for damage; `Io`.
 pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Progress) -> Result<Written> {
     let model = Container::open(model)?;
-    if !model.skills().is_empty() {
-        bail!(
-            UnsupportedModel,
-            "the model has skills, which would not fit any more; remove them first"
-        );
-    }
+    cut::check(&model)?;
     let Some(masks) = model.masks() else {
         bail!(Usage, "the model has no masks");
     };
@@ -39,22 +36,40 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
     let kept = (0..mask.shape().layers)
         .map(|layer| alive(&model, mask, layer))
         .collect::<Result<Vec<_>>>()?;
-    let widths: Vec<usize> = kept.iter().flatten().map(Vec::len).collect();
+    let widths: Vec<usize> = kept.iter().flatten().map(|kept| kept.neurons.len()).collect();
     let Some(&widest) = widths.iter().max() else {
         bail!(UnsupportedModel, "no layer has an FFN of its own");
     };
     let mut parts = Vec::with_capacity(model.infos().len());
     for (id, info) in model.infos().iter().enumerate() {
-        let place = place(&info.name).and_then(|(layer, role)| Some((kept.get(layer)?.as_ref()?, role)));
+        let (_, name) = cut::split(&model, &info.name);
+        let place = place(name).and_then(|(layer, axis)| Some((kept.get(layer)?.as_ref()?, axis)));
         parts.push(match place {
             None => Part::copy(&model, id, info),
-            Some((keep, role)) => narrowed(&model, id, info, keep, role),
+            Some((kept, axis)) => narrowed(&model, id, info, &kept.neurons, axis),
         });
     }
     let before = model.header().arch.intermediate_size;
     let mut header = header_of(&model);
-    object(&mut header, "arch")?.insert("intermediate_size".into(), widest.into());
-    let (all, left) = (before * widths.len(), widths.iter().sum::<usize>());
+    // The blocks of a draft head keep their width, and a reader may make room for the largest of all.
+    let drafts = model.infos().iter().filter(|info| is_draft_gate(&info.name));
+    let nominal = drafts.map(|info| info.rows_cols().0).fold(widest, usize::max);
+    object(&mut header, "arch")?.insert("intermediate_size".into(), nominal.into());
+    let layer = kept.iter().position(|kept| kept.as_ref().is_some_and(Kept::is_cut));
+    // Prompts are compared by hidden states under the default task: if that is the one, they stay what they were.
+    let lasting = !restricts_more(mask) && masks.default_mask().is_some_and(|mask| mask.name == task);
+    let hidden = layer.filter(|_| !lasting);
+    let mut notes = cut::skills(&model, &mut header, &parts, Cut { layer, hidden })?;
+    let names = masks.masks.iter().map(|mask| mask.name.as_str());
+    let others: Vec<&str> = names.filter(|&name| name != task).collect();
+    if !others.is_empty() {
+        notes.push(format!(
+            "masks are left out, they speak of neurons that are gone: {}",
+            others.join(", ")
+        ));
+    }
+    let all: usize = kept.iter().flatten().map(|kept| kept.before).sum();
+    let left: usize = widths.iter().sum();
     object(&mut header, "provenance")?.insert(
         "defrag".into(),
         json!({
@@ -79,7 +94,7 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
     Ok(Written {
         tensors: plan.parts.len(),
         bytes,
-        notes: Vec::new(),
+        notes,
     })
 }
 
@@ -92,23 +107,42 @@ fn restricts_more(mask: &Mask) -> bool {
             .any(|row| mask.head_count(row) < shape.heads || mask.expert_count(row) < shape.experts)
 }
 
-/// The neurons of a layer that any pass uses; `None` for a layer without an FFN of its own.
-fn alive(model: &Container, mask: &Mask, layer: usize) -> Result<Option<Vec<usize>>> {
+/// What stays of a layer's FFN.
+struct Kept {
+    /// The neurons that any pass uses.
+    neurons: Vec<usize>,
+    /// How many there were.
+    before: usize,
+}
+
+impl Kept {
+    fn is_cut(&self) -> bool {
+        self.neurons.len() < self.before
+    }
+}
+
+/// `None` for a layer without an FFN of its own. Errors: `Usage` when nothing would be left of it.
+fn alive(model: &Container, mask: &Mask, layer: usize) -> Result<Option<Kept>> {
     let shape = mask.shape();
     let Some(gate) = model.find(&format!("model.layers.{layer}.mlp.gate_proj.weight")) else {
         return Ok(None);
     };
-    let width = model.infos()[gate].rows_cols().0;
+    let before = model.infos()[gate].rows_cols().0;
     let used = |&neuron: &usize| {
         (layer..shape.rows)
             .step_by(shape.layers)
             .any(|visit| mask.ffn(visit, neuron))
     };
-    let alive: Vec<usize> = (0..width).filter(used).collect();
-    if alive.is_empty() {
+    let neurons: Vec<usize> = (0..before).filter(used).collect();
+    if neurons.is_empty() {
         bail!(Usage, "the mask leaves layer {layer} no neuron");
     }
-    Ok(Some(alive))
+    Ok(Some(Kept { neurons, before }))
+}
+
+/// Whether the tensor has a row for each neuron of a draft head's block.
+fn is_draft_gate(name: &str) -> bool {
+    name.starts_with("model.mtp.layers.") && name.ends_with(".mlp.gate_proj.weight")
 }
 
 /// Where the neurons of a tensor are.
@@ -158,6 +192,9 @@ fn narrowed<'a>(model: &'a Container, id: usize, info: &'a TensorInfo, keep: &'a
         from: model,
         id,
         change: Some(Box::new(move |bytes| match axis {
+            Axis::Rows if gather::rows_share_groups(info.dtype, cols) => {
+                gather::rows_again((info.dtype, bytes), (rows, cols), keep)
+            }
             Axis::Rows => gather::rows(info.dtype, bytes, rows, cols, keep),
             Axis::Cols => gather::cols((info.dtype, bytes), (rows, cols), keep, to),
         })),

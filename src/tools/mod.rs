@@ -4,6 +4,7 @@
 //! is held against its checksum before it is copied, so that damage is never given a new one. Nothing here knows a device.
 
 pub mod compact;
+mod cut;
 pub mod defrag;
 pub mod diff;
 mod gather;

@@ -1,5 +1,6 @@
 //! Narrowing a mixture of experts to what a task uses (section 11.1 of the format): as a mask, or for good.
 
+use super::cut::{self, Cut};
 use super::gather;
 use super::rewrite::{Part, Plan, header_of, object, spec};
 use super::{Progress, Written};
@@ -204,22 +205,19 @@ pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progres
 }
 
 /// Writes the model without the experts that a task does not use: the others are counted anew from 0 in their order, the
-/// router's rows go with them, and every payload that stays is copied.
+/// router's rows go with them, and every payload that stays is copied. What skills replace is treated like what it replaces.
+/// Experts of a draft head stay: nothing was recorded of them.
 ///
-/// Errors: as [`mask`]; `UnsupportedModel` for a model with skills, whose tensors would not fit any more;
-/// `UnsupportedTensorType` for a router whose rows cannot be picked.
+/// Errors: as [`mask`]; `SkillFile` for a file that is no model; `MissingTensor` and `Parse` for a skill that does not fit the
+/// model; `UnsupportedTensorType` for a router whose rows cannot be picked.
 pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progress) -> Result<Written> {
     let model = Container::open(model)?;
-    if !model.skills().is_empty() {
-        bail!(
-            UnsupportedModel,
-            "the model has skills, which would not fit any more; remove them first"
-        );
-    }
+    cut::check(&model)?;
     let Kept { layers, mut notes } = Kept::new(&model, &narrowing.stats, narrowing.cover)?;
     let mut parts: Vec<Part> = Vec::with_capacity(model.infos().len());
     for (id, info) in model.infos().iter().enumerate() {
-        let Some((layer, role)) = role(&info.name) else {
+        let (skill, name) = cut::split(&model, &info.name);
+        let Some((layer, role)) = role(name) else {
             parts.push(Part::copy(&model, id, info));
             continue;
         };
@@ -237,7 +235,7 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
                     continue;
                 };
                 let mut copy = Part::copy(&model, id, info);
-                copy.spec.name = format!("model.layers.{layer}.mlp.experts.{at}.{part}");
+                copy.spec.name = format!("{skill}model.layers.{layer}.mlp.experts.{at}.{part}");
                 parts.push(copy);
             }
             Role::Router | Role::Bias => parts.push(picked(&model, id, info, keep)),
@@ -268,6 +266,11 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
             "routing_counts": counts,
         }),
     );
+    let before = experts(&model);
+    let mut kept = layers.iter().map(|(&layer, keep)| (layer, keep.len()));
+    let layer = kept.find(|(layer, kept)| before.get(layer).is_some_and(|before| kept < before));
+    let layer = layer.map(|(layer, _)| layer);
+    notes.extend(cut::skills(&model, &mut header, &parts, Cut { layer, hidden: layer })?);
     let sections = model.sections()?;
     if sections.masks.is_some() {
         notes.push("the masks are left out: they speak of experts that are gone".to_owned());
