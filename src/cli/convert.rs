@@ -87,12 +87,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     };
     let report = match args.shard_max_gb {
         None => convert(&args.src, &args.out, &options, &mut progress)?,
-        Some(most) => {
-            convert_to_shards(&args.src, &args.out, most, &options, &mut progress, &mut |_, _| {
-                going_on()
-            })?
-            .0
-        }
+        Some(most) => convert_to_shards(&args.src, &args.out, most, &options, &mut progress)?.0,
     };
     drop(bar);
     for note in &report.notes {

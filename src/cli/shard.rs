@@ -23,9 +23,13 @@ pub struct Args {
 
 /// Bytes of a decimal number of gigabytes.
 pub fn gigabytes(text: &str) -> std::result::Result<u64, String> {
-    match text.parse::<f64>().map(|gigabytes| gigabytes * 1e9) {
-        Ok(bytes) if (1.0..1e18).contains(&bytes) => Ok(bytes as u64),
-        _ => Err("wanted a number of gigabytes above 0".into()),
+    // Not a number: also what is written as "nan".
+    let number = text.parse::<f64>().ok().filter(|number| !number.is_nan());
+    let number = number.ok_or("wanted a number of gigabytes, such as 4 or 0.5")?;
+    match number * 1e9 {
+        bytes if bytes < 1.0 => Err("wanted more than 0 gigabytes, at least a byte".into()),
+        bytes if bytes > 1e18 => Err("wanted at most 1e9 gigabytes".into()),
+        bytes => Ok(bytes as u64),
     }
 }
 
@@ -33,11 +37,17 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let (paths, written) = cancellable("splitting", context, &mut |progress| {
         shard(&args.model, args.shard_max_gb, &args.out, progress)
     })?;
+    for note in &written.notes {
+        context.out.note(format!("note: {note}"));
+    }
     let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     if context.out.json {
-        context
-            .out
-            .json(&json!({"files": paths, "tensors": written.tensors, "bytes": written.bytes}))?;
+        context.out.json(&json!({
+            "files": paths,
+            "tensors": written.tensors,
+            "bytes": written.bytes,
+            "notes": written.notes,
+        }))?;
     } else {
         for path in paths {
             context.out.line(escape(path))?;

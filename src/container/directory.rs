@@ -6,8 +6,8 @@ use super::payload;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, bail};
 
-const HEAD: u64 = 16;
-const RECORD: u64 = 56;
+pub(super) const HEAD: u64 = 16;
+pub(super) const RECORD: u64 = 56;
 const MAX_NDIM: usize = 6;
 /// Payloads start at multiples of this.
 pub(super) const TENSOR_ALIGN: u64 = 64;

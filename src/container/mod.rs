@@ -21,6 +21,7 @@ mod payload;
 pub mod safetensors;
 mod shards;
 pub mod skills;
+mod split;
 mod verify;
 mod writer;
 
@@ -34,10 +35,11 @@ pub use header::{Header, SectionHashes, Shard, TokenizerConfig};
 pub use index::IndexEntry;
 pub use masks::{Mask, MaskShape, Masks};
 pub use memory::MemoryTensors;
-pub use shards::{MAX_COUNT as MAX_SHARDS, base_name, shard_path};
+pub use shards::{base_name, shard_path};
 pub use skills::{Selection, Skill, SkillView};
+pub use split::{Parts, Split, SplitWriter};
 pub use verify::{Failure, VerifyReport};
-pub use writer::{Sections, TensorSpec, Whole, Writer, not_the_output, target, temporary_beside};
+pub use writer::{Sections, TensorSpec, Writer, not_the_output, target, temporary_beside};
 
 use crate::dtype::Dtype;
 use crate::error::Result;

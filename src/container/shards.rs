@@ -8,7 +8,7 @@ use crate::error::{Result, bail};
 use std::path::{Path, PathBuf};
 
 /// The most files of one model: a name has five digits for their count.
-pub const MAX_COUNT: u32 = 99_999;
+pub(super) const MAX_COUNT: u32 = 99_999;
 
 /// All files of the model that `opened` is a part of, shard 1 first.
 ///
@@ -85,17 +85,26 @@ fn sibling(path: &Path, base: &str, shard: Shard) -> Result<CmfFile> {
     Ok(file)
 }
 
-/// Parts of one model are written with one description of it and one provenance.
+/// Parts of one model are written with one description of it and one provenance. Two models may have those in common, too:
+/// a file that says which set it belongs to is held to that. Not every writer says it.
 fn check_same_model(first: &CmfFile, file: &CmfFile) -> Result<()> {
-    for key in ["arch", "provenance"] {
-        if first.header_json.get(key) != file.header_json.get(key) {
-            bail!(
-                ShardMismatch,
-                "{}: another model than {} ({key} differs)",
-                file.path().display(),
-                first.path().display()
-            );
-        }
+    let files = [first, file];
+    let differs = |key: &str| {
+        let [a, b] = files.map(|file| file.header_json.get(key).filter(|value| !value.is_null()));
+        a != b
+    };
+    let [a, b] = files.map(|file| file.header_json.get("shard")?.get("set").filter(|set| !set.is_null()));
+    let what = ["arch", "provenance", "quant_type"]
+        .into_iter()
+        .find(|key| differs(key));
+    let what = what.or((a.is_some() && b.is_some() && a != b).then_some("shard.set"));
+    if let Some(what) = what {
+        bail!(
+            ShardMismatch,
+            "{}: another model than {} ({what} differs)",
+            file.path().display(),
+            first.path().display()
+        );
     }
     Ok(())
 }

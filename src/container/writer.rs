@@ -13,9 +13,10 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result, bail};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,17 +40,251 @@ pub struct Sections<'a> {
     pub index: Option<&'a [u8]>,
 }
 
-/// Writes one file, tensor by tensor. Dropped before [`Writer::finish`] it leaves nothing behind.
-pub struct Writer {
-    path: PathBuf,
-    out: BufWriter<NamedTempFile>,
-    header: Vec<u8>,
+impl<'a> Sections<'a> {
+    /// In the order in which they lie in a file.
+    fn in_order(&self) -> [Option<&'a [u8]>; 3] {
+        [self.masks, self.vocab, self.index]
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn len(&self) -> u64 {
+        self.in_order()
+            .into_iter()
+            .flatten()
+            .map(|bytes| bytes.len() as u64)
+            .sum()
+    }
+}
+
+/// Sections that are kept until a file is complete.
+#[derive(Clone, Default)]
+pub(super) struct OwnedSections {
+    vocab: Option<Vec<u8>>,
+    masks: Option<Vec<u8>>,
+    index: Option<Vec<u8>>,
+}
+
+impl OwnedSections {
+    pub fn of(sections: Sections) -> OwnedSections {
+        OwnedSections {
+            vocab: sections.vocab.map(<[u8]>::to_vec),
+            masks: sections.masks.map(<[u8]>::to_vec),
+            index: sections.index.map(<[u8]>::to_vec),
+        }
+    }
+
+    pub fn borrowed(&self) -> Sections<'_> {
+        Sections {
+            vocab: self.vocab.as_deref(),
+            masks: self.masks.as_deref(),
+            index: self.index.as_deref(),
+        }
+    }
+}
+
+/// What is to become a directory, nothing written yet.
+///
+/// Errors: `Usage` for names or shapes that it cannot hold and for a name that is there twice.
+pub(super) fn unwritten(tensors: Vec<TensorSpec>) -> Result<Vec<TensorInfo>> {
+    let mut names = HashSet::new();
+    for spec in &tensors {
+        directory::check_writable(&spec.name, spec.dtype, &spec.shape)?;
+        if !names.insert(spec.name.as_str()) {
+            bail!(Usage, "tensor '{}' is to be written twice", spec.name);
+        }
+    }
+    let info = |TensorSpec { name, dtype, shape }| TensorInfo {
+        name,
+        dtype,
+        shape,
+        offset: 0,
+        nbytes: 0,
+        hash: 0,
+        shard: 0,
+    };
+    Ok(tensors.into_iter().map(info).collect())
+}
+
+/// What a file says about itself.
+pub(super) struct Head {
+    /// The text of the header.
+    pub header: Vec<u8>,
     features: u32,
     arch: Arch,
-    data: Span,
-    masks: Option<Vec<u8>>,
-    vocab: Option<Vec<u8>>,
-    index: Option<Vec<u8>>,
+}
+
+impl Head {
+    /// `header` holds `arch` and whatever else the file says; `format`, `version` and `section_hashes` are added.
+    ///
+    /// Errors: `Parse` for a header that could not be opened again; `Usage` for an empty section.
+    pub fn new(header: Map<String, Value>, infos: &[TensorInfo], sections: Sections) -> Result<Head> {
+        if sections.in_order().into_iter().flatten().any(<[u8]>::is_empty) {
+            bail!(Usage, "a section without bytes cannot be written");
+        }
+        let header = complete(header, sections);
+        let typed = Header::from_json(&header)?;
+        skills::parse(&typed.skills, &typed.arch)?;
+        let features = features(&typed, infos, sections);
+        // The text as it will be read back.
+        let header = Value::Object(header).to_string().into_bytes();
+        json::parse_object(&header, "header")?;
+        Ok(Head {
+            header,
+            features,
+            arch: typed.arch,
+        })
+    }
+
+    /// Declares that the masks have a row for every pass. Errors: as [`Writer::with_loop_masks`].
+    pub fn set_loop_masks(&mut self, sections: Sections) -> Result<()> {
+        if sections.masks.is_none() || self.arch.num_loops == 1 {
+            bail!(
+                Usage,
+                "masks by pass need a masks section and a looped network, arch.num_loops is {}",
+                self.arch.num_loops
+            );
+        }
+        self.features |= LOOP_MASKS;
+        Ok(())
+    }
+
+    /// Writes what lies behind the blob at `data`, then what lies before it, and waits until the disk has it. Returns the
+    /// length of the file.
+    ///
+    /// Errors: `Parse` or `Bounds` for sections that could not be opened again, and when there is no room before the blob;
+    /// `Io`, about `path`.
+    pub fn seal(&self, path: &Path, file: &File, infos: &[TensorInfo], data: Span, sections: Sections) -> Result<u64> {
+        let shape = MaskShape::of(&self.arch, self.features & LOOP_MASKS != 0);
+        if let Some(masks) = sections.masks {
+            Masks::parse(masks, shape)?;
+        }
+        if let Some(index) = sections.index {
+            index::parse(index, &self.arch, shape.rows)?;
+        }
+        let directory = directory::to_bytes(infos);
+        let header_end = envelope::LEN + self.header.len() as u64;
+        if header_end + directory.len() as u64 > data.off {
+            bail!(
+                Bounds,
+                "header and directory end at {}, the blob starts at {}",
+                header_end + directory.len() as u64,
+                data.off
+            );
+        }
+        let mut end = data.off + data.len;
+        let [masks, vocab, index] = sections.in_order().map(|section| {
+            let span = Span {
+                off: end,
+                len: section?.len() as u64,
+            };
+            end += span.len;
+            Some(span)
+        });
+        let envelope = Envelope {
+            features: self.features,
+            header: Span {
+                off: envelope::LEN,
+                len: self.header.len() as u64,
+            },
+            directory: Span {
+                off: header_end,
+                len: directory.len() as u64,
+            },
+            data,
+            masks,
+            vocab,
+            index,
+            header_hash: Some(hash64(&self.header)),
+            directory_hash: Some(hash64(&directory)),
+        };
+        let write = |mut file: &File| {
+            file.seek(SeekFrom::Start(data.off + data.len))?;
+            for section in sections.in_order().into_iter().flatten() {
+                file.write_all(section)?;
+            }
+            file.seek(SeekFrom::Start(0))?;
+            for part in [&envelope.to_bytes()[..], &self.header, &directory] {
+                file.write_all(part)?;
+            }
+            // Without tensors and sections nothing was written behind the hole before the blob.
+            file.set_len(end)?;
+            file.sync_all()
+        };
+        write(file).map_err(|err| Error::io(path, &err))?;
+        Ok(end)
+    }
+}
+
+/// A blob that grows behind room for what lies before it, in a file that has no name yet.
+pub(super) struct Blob {
+    path: PathBuf,
+    out: BufWriter<NamedTempFile>,
+    /// Where it is.
+    pub data: Span,
+}
+
+impl Blob {
+    /// In a file beside `path`, where errors say that it is. Errors: `Io`.
+    pub fn create(path: &Path, data_off: u64) -> Result<Blob> {
+        let mut out = BufWriter::new(temporary_beside(path)?);
+        out.seek(SeekFrom::Start(data_off))
+            .map_err(|err| Error::io(path, &err))?;
+        Ok(Blob {
+            path: path.to_owned(),
+            out,
+            data: Span { off: data_off, len: 0 },
+        })
+    }
+
+    /// Bytes of the blob once so many more are written.
+    pub fn len_with(&self, payload: u64) -> u64 {
+        self.data.len.saturating_add(aligned(payload))
+    }
+
+    /// Writes the payload of `info`, and into that where it is.
+    ///
+    /// Errors: `Parse` for a length that type and shape do not allow; `HashMismatch` when the payload is not the one that
+    /// `stored` was made of; `Io`.
+    pub fn put(&mut self, info: &mut TensorInfo, payload: &[u8], stored: Option<u64>) -> Result<()> {
+        payload::check_length(info.dtype, &info.shape, payload)
+            .map_err(|err| err.context(format_args!("tensor '{}'", info.name)))?;
+        let hash = hash64(payload);
+        if let Some(stored) = stored.filter(|&stored| stored != hash) {
+            bail!(
+                HashMismatch,
+                "payload of tensor '{}': stored {stored:016x}, found {hash:016x}",
+                info.name
+            );
+        }
+        info.offset = self.data.len;
+        info.nbytes = payload.len() as u64;
+        info.hash = hash;
+        self.data.len = self.len_with(info.nbytes);
+        let padding = [0; TENSOR_ALIGN as usize];
+        let pad = (aligned(info.nbytes) - info.nbytes) as usize;
+        let io = |err: std::io::Error| Error::io(&self.path, &err);
+        self.out.write_all(payload).map_err(io)?;
+        self.out.write_all(&padding[..pad]).map_err(io)
+    }
+
+    /// The path, and the file with everything that was written. Errors: `Io`.
+    pub fn into_file(self) -> Result<(PathBuf, NamedTempFile)> {
+        let path = self.path;
+        let file = self.out.into_inner().map_err(|err| Error::io(&path, err.error()))?;
+        Ok((path, file))
+    }
+}
+
+/// Up to where a payload's padding goes.
+pub(super) fn aligned(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(TENSOR_ALIGN).unwrap_or(u64::MAX)
+}
+
+/// Writes one file, tensor by tensor. Dropped before [`Writer::finish`] it leaves nothing behind.
+pub struct Writer {
+    blob: Blob,
+    head: Head,
+    sections: OwnedSections,
     infos: Vec<TensorInfo>,
     /// How many of `infos` are written.
     written: usize,
@@ -70,53 +305,14 @@ impl Writer {
         tensors: Vec<TensorSpec>,
         sections: Sections,
     ) -> Result<Writer> {
-        let mut names = HashSet::new();
-        for spec in &tensors {
-            directory::check_writable(&spec.name, spec.dtype, &spec.shape)?;
-            if !names.insert(spec.name.as_str()) {
-                bail!(Usage, "tensor '{}' is to be written twice", spec.name);
-            }
-        }
-        let empty = |section: Option<&[u8]>| section.is_some_and(<[u8]>::is_empty);
-        if [sections.masks, sections.vocab, sections.index].into_iter().any(empty) {
-            bail!(Usage, "a section without bytes cannot be written");
-        }
-        let infos: Vec<TensorInfo> = tensors
-            .into_iter()
-            .map(|TensorSpec { name, dtype, shape }| TensorInfo {
-                name,
-                dtype,
-                shape,
-                offset: 0,
-                nbytes: 0,
-                hash: 0,
-                shard: 0,
-            })
-            .collect();
-        let header = complete(header, sections);
-        let typed = Header::from_json(&header)?;
-        skills::parse(&typed.skills, &typed.arch)?;
-        let features = features(&typed, &infos, sections);
-        // The text as it will be read back.
-        let header = Value::Object(header).to_string().into_bytes();
-        json::parse_object(&header, "header")?;
+        let infos = unwritten(tensors)?;
+        let head = Head::new(header, &infos, sections)?;
         let directory_len = directory::to_bytes(&infos).len() as u64;
-        let data_off = (envelope::LEN + header.len() as u64 + directory_len).next_multiple_of(BLOB_ALIGN);
-
-        let path = &target(path)?;
-        let io = |err: std::io::Error| Error::io(path, &err);
-        let mut out = BufWriter::new(temporary_beside(path)?);
-        out.seek(SeekFrom::Start(data_off)).map_err(io)?;
+        let data_off = (envelope::LEN + head.header.len() as u64 + directory_len).next_multiple_of(BLOB_ALIGN);
         Ok(Writer {
-            path: path.to_owned(),
-            out,
-            header,
-            features,
-            arch: typed.arch,
-            data: Span { off: data_off, len: 0 },
-            masks: sections.masks.map(<[u8]>::to_vec),
-            vocab: sections.vocab.map(<[u8]>::to_vec),
-            index: sections.index.map(<[u8]>::to_vec),
+            blob: Blob::create(&target(path)?, data_off)?,
+            head,
+            sections: OwnedSections::of(sections),
             infos,
             written: 0,
         })
@@ -126,14 +322,7 @@ impl Writer {
     ///
     /// Errors: `Usage` without masks, or when `arch.num_loops` is 1.
     pub fn with_loop_masks(mut self) -> Result<Writer> {
-        if self.masks.is_none() || self.arch.num_loops == 1 {
-            bail!(
-                Usage,
-                "masks by pass need a masks section and a looped network, arch.num_loops is {}",
-                self.arch.num_loops
-            );
-        }
-        self.features |= LOOP_MASKS;
+        self.head.set_loop_masks(self.sections.borrowed())?;
         Ok(self)
     }
 
@@ -141,41 +330,24 @@ impl Writer {
     ///
     /// Errors: `Usage` when every tensor is written, `Parse` for a length that type and shape do not allow, `Io`.
     pub fn write(&mut self, payload: &[u8]) -> Result<()> {
-        self.put_payload(payload, None)
+        self.put(payload, None)
     }
 
     /// Writes the payload of the next tensor, of which a checksum is known.
     ///
     /// Errors: as [`Writer::write`]; `HashMismatch` when the payload is not the one that `hash` was made of.
     pub fn copy(&mut self, payload: &[u8], hash: u64) -> Result<()> {
-        self.put_payload(payload, Some(hash))
+        self.put(payload, Some(hash))
     }
 
-    fn put_payload(&mut self, payload: &[u8], stored: Option<u64>) -> Result<()> {
+    fn put(&mut self, payload: &[u8], stored: Option<u64>) -> Result<()> {
         let count = self.infos.len();
         let Some(info) = self.infos.get_mut(self.written) else {
             bail!(Usage, "all {count} tensors are written");
         };
-        payload::check_length(info.dtype, &info.shape, payload)
-            .map_err(|err| err.context(format_args!("tensor '{}'", info.name)))?;
-        let hash = hash64(payload);
-        if let Some(stored) = stored.filter(|&stored| stored != hash) {
-            bail!(
-                HashMismatch,
-                "payload of tensor '{}': stored {stored:016x}, found {hash:016x}",
-                info.name
-            );
-        }
-        info.offset = self.data.len;
-        info.nbytes = payload.len() as u64;
-        info.hash = hash;
+        self.blob.put(info, payload, stored)?;
         self.written += 1;
-        self.data.len = (self.data.len + payload.len() as u64).next_multiple_of(TENSOR_ALIGN);
-        let padding = [0; TENSOR_ALIGN as usize];
-        let pad = payload.len().next_multiple_of(TENSOR_ALIGN as usize) - payload.len();
-        let io = |err: std::io::Error| Error::io(&self.path, &err);
-        self.out.write_all(payload).map_err(io)?;
-        self.out.write_all(&padding[..pad]).map_err(io)
+        Ok(())
     }
 
     /// Completes the file and gives it its name. Returns its length in bytes.
@@ -183,13 +355,6 @@ impl Writer {
     /// Errors: `Usage` when tensors are missing, `Parse` or `Bounds` for sections that could not be opened again, `Io`. After
     /// an error nothing is left.
     pub fn finish(self) -> Result<u64> {
-        self.complete()?.publish()
-    }
-
-    /// Completes the file, which still has its temporary name: several that belong together get theirs at the end.
-    ///
-    /// Errors: as [`Writer::finish`].
-    pub fn complete(mut self) -> Result<Whole> {
         if let Some(missing) = self.infos.get(self.written) {
             bail!(
                 Usage,
@@ -199,82 +364,19 @@ impl Writer {
                 missing.name
             );
         }
-        let shape = MaskShape::of(&self.arch, self.features & LOOP_MASKS != 0);
-        if let Some(masks) = &self.masks {
-            Masks::parse(masks, shape)?;
-        }
-        if let Some(index) = &self.index {
-            index::parse(index, &self.arch, shape.rows)?;
-        }
-        let directory = directory::to_bytes(&self.infos);
-        let mut end = self.data.off + self.data.len;
-        let mut place = |section: &Option<Vec<u8>>| {
-            let bytes = section.as_ref()?;
-            let span = Span {
-                off: end,
-                len: bytes.len() as u64,
-            };
-            end += span.len;
-            Some(span)
-        };
-        let (masks, vocab, index) = (place(&self.masks), place(&self.vocab), place(&self.index));
-        let header_end = envelope::LEN + self.header.len() as u64;
-        let envelope = Envelope {
-            features: self.features,
-            header: Span {
-                off: envelope::LEN,
-                len: self.header.len() as u64,
-            },
-            directory: Span {
-                off: header_end,
-                len: directory.len() as u64,
-            },
-            data: self.data,
-            masks,
-            vocab,
-            index,
-            header_hash: Some(hash64(&self.header)),
-            directory_hash: Some(hash64(&directory)),
-        };
-        self.put(&envelope.to_bytes(), &directory, end)
-            .map_err(|err| Error::io(&self.path, &err))?;
-        let path = self.path;
-        let file = self.out.into_inner().map_err(|err| Error::io(&path, err.error()))?;
-        Ok(Whole { path, file, bytes: end })
-    }
-
-    /// Writes what lies behind the blob, then what lies before it, and waits until the disk has it.
-    fn put(&mut self, envelope: &[u8], directory: &[u8], end: u64) -> std::io::Result<()> {
-        for section in [&self.masks, &self.vocab, &self.index].into_iter().flatten() {
-            self.out.write_all(section)?;
-        }
-        self.out.seek(SeekFrom::Start(0))?;
-        self.out.write_all(envelope)?;
-        self.out.write_all(&self.header)?;
-        self.out.write_all(directory)?;
-        self.out.flush()?;
-        let file = self.out.get_ref().as_file();
-        // Without tensors and sections nothing was written behind the hole before the blob.
-        file.set_len(end)?;
-        file.sync_all()
-    }
-}
-
-/// A file that is written and safe on the disk, but does not have its name yet. Dropped it leaves nothing behind.
-pub struct Whole {
-    path: PathBuf,
-    file: NamedTempFile,
-    bytes: u64,
-}
-
-impl Whole {
-    /// Gives the file its name, replacing a regular file that has it. Returns its length in bytes. Errors: `Io`.
-    pub fn publish(self) -> Result<u64> {
-        let Whole { path, file, bytes } = self;
-        file.persist(&path).map_err(|err| Error::io(&path, &err.error))?;
-        sync_directory(&path)?;
+        let data = self.blob.data;
+        let (path, file) = self.blob.into_file()?;
+        let sections = self.sections.borrowed();
+        let bytes = self.head.seal(&path, file.as_file(), &self.infos, data, sections)?;
+        publish(file.into_temp_path(), &path)?;
         Ok(bytes)
     }
+}
+
+/// Gives a complete file its name, replacing a regular file that has it. Errors: `Io`.
+pub(super) fn publish(file: TempPath, path: &Path) -> Result<()> {
+    file.persist(path).map_err(|err| Error::io(path, &err.error))?;
+    sync_directory(path)
 }
 
 /// `header` with the members that every file has.

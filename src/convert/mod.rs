@@ -13,17 +13,18 @@ mod gguf;
 mod hf;
 mod loss;
 mod matrix;
+mod output;
 mod plan;
 mod requant;
 mod rope;
 mod tokenizer;
 
-use crate::container::not_the_output;
-use crate::container::{Arch, Sections, TensorSpec, Writer};
+use crate::container::{Arch, Parts, Sections, Split, TensorSpec};
 use crate::dtype::Dtype;
 use crate::dtype::encode::{Settings, encode_with};
 use crate::error::{Error, Kind, Result, bail};
 use matrix::{Encoding, Matrix};
+use output::Output;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fs::File;
@@ -109,21 +110,41 @@ pub fn convert(
     options: &Options,
     progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> Result<Report> {
+    convert_to(src, Target::One(out), options, progress).map(|(report, _)| report)
+}
+
+/// Where a converted model goes.
+pub enum Target<'a> {
+    /// One file.
+    One(&'a Path),
+    /// Several; what is read is added to their inputs.
+    Several(Split),
+}
+
+/// Converts as [`convert`] does, to one file or to several. Returns the files as well.
+///
+/// Errors: those of [`convert`], and of [`SplitWriter`].
+pub fn convert_to(
+    src: &Path,
+    target: Target,
+    options: &Options,
+    progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
+) -> Result<(Report, Parts)> {
     match kind_of(src)? {
         SourceKind::HuggingFace => {
             let source = hf::Source::open(src)?;
-            source.files().try_for_each(|file| not_the_output(file, out))?;
-            write(source.model()?, src, out, options, progress)
+            let target = target.keeping(source.files())?;
+            write(source.model()?, src, target, options, progress)
         }
         SourceKind::Gguf => {
             let source = gguf::Source::open(src)?;
-            source.files().try_for_each(|file| not_the_output(file, out))?;
-            write(source.model()?, src, out, options, progress)
+            let target = target.keeping(source.files())?;
+            write(source.model()?, src, target, options, progress)
         }
         SourceKind::Container => {
             let source = requant::Source::open(src)?;
-            source.files().try_for_each(|file| not_the_output(file, out))?;
-            write(source.model()?, src, out, options, progress)
+            let target = target.keeping(source.files())?;
+            write(source.model()?, src, target, options, progress)
         }
     }
 }
@@ -260,10 +281,10 @@ impl<'a> Import<'a> {
 fn write(
     model: Model,
     src: &Path,
-    out: &Path,
+    target: Target,
     options: &Options,
     progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
-) -> Result<Report> {
+) -> Result<(Report, Parts)> {
     let Model {
         mut header,
         vocab,
@@ -318,10 +339,8 @@ fn write(
         masks: masks.as_ref().map(|masks| masks.bytes),
         index: None,
     };
-    let mut writer = Writer::create(out, header, specs, sections)?;
-    if masks.is_some_and(|masks| masks.by_pass) {
-        writer = writer.with_loop_masks()?;
-    }
+    let by_pass = masks.is_some_and(|masks| masks.by_pass);
+    let mut writer = Output::create(target, header, specs, sections, by_pass)?;
     let mut groups = Vec::new();
     let mut bits = bits::Bits::default();
     for (index, (tensor, &dtype)) in tensors.iter().zip(&dtypes).enumerate() {
@@ -357,12 +376,13 @@ fn write(
             bail!(Usage, "the conversion was cancelled");
         }
     }
-    let bytes = writer.finish()?;
-    Ok(Report {
+    let parts = writer.finish()?;
+    let report = Report {
         tensors: tensors.len(),
-        bytes,
+        bytes: parts.bytes,
         dropped,
         notes,
         groups,
-    })
+    };
+    Ok((report, parts))
 }

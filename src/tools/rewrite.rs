@@ -2,7 +2,7 @@
 
 use super::Progress;
 use crate::container::not_the_output;
-use crate::container::{Container, Sections, TensorId, TensorInfo, TensorSpec, Tensors, Whole, Writer, hash64};
+use crate::container::{Container, Sections, TensorId, TensorInfo, TensorSpec, Tensors, Writer, hash64};
 use crate::error::{Result, bail};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -35,15 +35,16 @@ impl<'a> Part<'a> {
         self.from.infos().get(self.id).map_or(0, |info| info.nbytes)
     }
 
-    fn write(&self, writer: &mut Writer) -> Result<()> {
+    /// Hands the payload to `put`, with its checksum where it is what was stored. Errors: those of `put`; `HashMismatch`.
+    pub fn write(&self, put: &mut dyn FnMut(&[u8], Option<u64>) -> Result<()>) -> Result<()> {
         let bytes = self.from.bytes(self.id)?;
         let stored = self.from.infos().get(self.id).map_or(0, |info| info.hash);
         match &self.change {
-            None => writer.copy(bytes, stored)?,
+            None => put(bytes, Some(stored))?,
             Some(change) => {
                 intact(&self.spec.name, bytes, stored)?;
                 let payload = change(bytes).map_err(|err| err.context(format_args!("tensor '{}'", self.spec.name)))?;
-                writer.write(&payload)?;
+                put(&payload, None)?;
             }
         }
         self.from.release(self.id);
@@ -61,22 +62,8 @@ pub(super) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Writes everything under a temporary name.
-    pub fn write(&self, out: &Path, work: &mut Work) -> Result<Whole> {
-        let specs = self.parts.iter().map(|part| part.spec.clone()).collect();
-        let mut writer = Writer::create(out, self.header.clone(), specs, self.sections)?;
-        if self.by_pass && self.sections.masks.is_some() {
-            writer = writer.with_loop_masks()?;
-        }
-        for part in &self.parts {
-            part.write(&mut writer)?;
-            work.advance(part.source_bytes())?;
-        }
-        writer.complete()
-    }
-
     /// Bytes that are read for all of it.
-    pub fn source_bytes(&self) -> u64 {
+    fn source_bytes(&self) -> u64 {
         self.parts.iter().map(Part::source_bytes).sum()
     }
 
@@ -85,8 +72,26 @@ impl Plan<'_> {
         for input in inputs {
             keep(input, out)?;
         }
-        self.write(out, &mut Work::new(self.source_bytes(), progress))?
-            .publish()
+        let specs = self.parts.iter().map(|part| part.spec.clone()).collect();
+        let mut writer = Writer::create(out, self.header.clone(), specs, self.sections)?;
+        if self.by_pass && self.sections.masks.is_some() {
+            writer = writer.with_loop_masks()?;
+        }
+        self.each(progress, &mut |payload, stored| match stored {
+            Some(stored) => writer.copy(payload, stored),
+            None => writer.write(payload),
+        })?;
+        writer.finish()
+    }
+
+    /// Hands every payload to `put`, in order. Errors: those of [`Part::write`]; `Usage` when the work is to end.
+    pub fn each(&self, progress: Progress, put: &mut dyn FnMut(&[u8], Option<u64>) -> Result<()>) -> Result<()> {
+        let mut work = Work::new(self.source_bytes(), progress);
+        for part in &self.parts {
+            part.write(put)?;
+            work.advance(part.source_bytes())?;
+        }
+        Ok(())
     }
 }
 
@@ -126,7 +131,7 @@ pub(super) fn spec(info: &TensorInfo) -> TensorSpec {
 }
 
 /// Errors: `Usage` when `out` is one of the files of `input`.
-pub(super) fn keep(input: &Container, out: &Path) -> Result<()> {
+fn keep(input: &Container, out: &Path) -> Result<()> {
     input
         .shard_paths()
         .iter()

@@ -1,0 +1,82 @@
+//! The file that a conversion writes, or the files.
+
+use super::Target;
+use crate::container::{Parts, Sections, SplitWriter, TensorSpec, Writer, not_the_output};
+use crate::dtype::Size;
+use crate::error::Result;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+impl Target<'_> {
+    /// The same place, which replaces none of the files that are read. Errors: `Usage` when it would.
+    pub(super) fn keeping<'f>(self, files: impl Iterator<Item = &'f Path>) -> Result<Self> {
+        Ok(match self {
+            Target::One(out) => {
+                files.into_iter().try_for_each(|file| not_the_output(file, out))?;
+                Target::One(out)
+            }
+            Target::Several(mut split) => {
+                split.inputs.extend(files.map(Path::to_owned));
+                Target::Several(split)
+            }
+        })
+    }
+}
+
+/// Takes payloads in order.
+pub(super) enum Output {
+    One(PathBuf, Box<Writer>),
+    Several(Box<SplitWriter>),
+}
+
+impl Output {
+    /// Errors: those of both writers.
+    pub fn create(
+        target: Target,
+        header: Map<String, Value>,
+        specs: Vec<TensorSpec>,
+        sections: Sections,
+        by_pass: bool,
+    ) -> Result<Output> {
+        Ok(match target {
+            Target::One(out) => {
+                let mut writer = Writer::create(out, header, specs, sections)?;
+                if by_pass {
+                    writer = writer.with_loop_masks()?;
+                }
+                Output::One(out.to_owned(), Box::new(writer))
+            }
+            Target::Several(split) => {
+                let sized = |spec: TensorSpec| {
+                    let size = spec.dtype.size(&spec.shape)?;
+                    Ok((spec, size))
+                };
+                let tensors = specs
+                    .into_iter()
+                    .map(sized)
+                    .collect::<Result<Vec<(TensorSpec, Size)>>>()?;
+                Output::Several(Box::new(SplitWriter::create(
+                    split, header, tensors, sections, by_pass,
+                )?))
+            }
+        })
+    }
+
+    pub fn write(&mut self, payload: &[u8]) -> Result<()> {
+        match self {
+            Output::One(_, writer) => writer.write(payload),
+            Output::Several(writer) => writer.write(payload, None),
+        }
+    }
+
+    pub fn finish(self) -> Result<Parts> {
+        match self {
+            Output::One(path, writer) => Ok(Parts {
+                bytes: writer.finish()?,
+                paths: vec![path],
+                larger: 0,
+            }),
+            Output::Several(writer) => writer.finish(),
+        }
+    }
+}
