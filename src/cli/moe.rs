@@ -19,6 +19,7 @@ struct Common {
         long,
         env = "CMF_GPU_COVER",
         value_name = "SHARE",
+        value_parser = share,
         allow_negative_numbers = true,
         hide_env = true
     )]
@@ -26,6 +27,12 @@ struct Common {
     /// The CMF file to write
     #[arg(short, long, env = "CMF_GPU_OUT", hide_env = true)]
     out: PathBuf,
+}
+
+/// A share that there is, before any file is looked at.
+fn share(text: &str) -> std::result::Result<f64, String> {
+    let share = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    share.ok_or_else(|| "wanted a number above 0 and at most 1, such as 0.95".into())
 }
 
 impl Common {

@@ -10,6 +10,9 @@ use std::path::Path;
 /// Makes a new payload of an old one.
 pub(super) type Change<'a> = Box<dyn Fn(&[u8]) -> Result<Vec<u8>> + 'a>;
 
+/// Takes a payload, and its checksum where it is what was stored.
+pub(super) type Put<'a> = &'a mut dyn FnMut(&[u8], Option<u64>) -> Result<()>;
+
 /// One tensor of the result and where it comes from.
 pub(super) struct Part<'a> {
     pub spec: TensorSpec,
@@ -35,8 +38,8 @@ impl<'a> Part<'a> {
         self.from.infos().get(self.id).map_or(0, |info| info.nbytes)
     }
 
-    /// Hands the payload to `put`, with its checksum where it is what was stored. Errors: those of `put`; `HashMismatch`.
-    pub fn write(&self, put: &mut dyn FnMut(&[u8], Option<u64>) -> Result<()>) -> Result<()> {
+    /// Hands the payload to `put`. Errors: those of `put`; `HashMismatch`.
+    fn write(&self, put: Put) -> Result<()> {
         let bytes = self.from.bytes(self.id)?;
         let stored = self.from.infos().get(self.id).map_or(0, |info| info.hash);
         match &self.change {
@@ -85,7 +88,7 @@ impl Plan<'_> {
     }
 
     /// Hands every payload to `put`, in order. Errors: those of [`Part::write`]; `Usage` when the work is to end.
-    pub fn each(&self, progress: Progress, put: &mut dyn FnMut(&[u8], Option<u64>) -> Result<()>) -> Result<()> {
+    pub fn each(&self, progress: Progress, put: Put) -> Result<()> {
         let mut work = Work::new(self.source_bytes(), progress);
         for part in &self.parts {
             part.write(put)?;
