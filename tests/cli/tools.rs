@@ -201,12 +201,34 @@ fn splitting_and_joining() {
     let whole = inside(&dir, "whole.cmf");
     run(&["compact", second, "-o", &whole, "--json"]).json();
     assert_eq!(run(&["diff", &whole, &model]).stdout, "equal\n");
-    for gigabytes in ["0", "-1", "x", "nan", "inf"] {
-        run(&["shard", &model, &format!("--shard-max-gb={gigabytes}"), "-o", &whole]).fails(2, "Usage");
+    let silly = [
+        ("0", "more than 0"),
+        ("-1", "more than 0"),
+        ("1e-10", "at least a byte"),
+        ("-inf", "more than 0"),
+        ("x", "such as 4 or 0.5"),
+        ("", "such as 4 or 0.5"),
+        ("nan", "such as 4 or 0.5"),
+        ("inf", "at most 1e9"),
+        ("1e300", "at most 1e9"),
+    ];
+    let source = crate::golden::dir("qwen3");
+    for (gigabytes, says) in silly {
+        let most = format!("--shard-max-gb={gigabytes}");
+        for command in [["shard", model.as_str()], ["convert", source.to_str().unwrap()]] {
+            // Before any file is looked at.
+            let message = run(&[&command[..], &[&most, "-o", "/no/such/place"]].concat()).fails(2, "Usage");
+            assert!(message.contains(says) && message.contains("shard-max-gb"), "{message}");
+        }
     }
+    let told = run(&["shard", &model, "--shard-max-gb", "1e-5", "-o", &inside(&dir, "many")]);
+    assert!(
+        told.stderr.contains("files have more than 10000 bytes"),
+        "{}",
+        told.stderr
+    );
     run(&["compact", &model, "-o", &model]).fails(2, "Usage");
     let base = inside(&dir, "conv");
-    let source = crate::golden::dir("qwen3");
     let converted = [
         "convert",
         source.to_str().unwrap(),
@@ -227,77 +249,4 @@ fn splitting_and_joining() {
         .find(|path| path.to_str().unwrap().contains("conv-00001-of-"))
         .unwrap();
     assert_eq!(run(&["verify", first.to_str().unwrap()]).code, Some(0));
-}
-
-/// A mixture is run, and narrowed to what it used.
-#[test]
-fn recorded_routes_narrow_a_mixture() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
-    let (model, stats, masked, small) = (path("m.cmf"), path("s.json"), path("masked.cmf"), path("small.cmf"));
-    let src = crate::golden::dir("qwen3_moe");
-    assert_eq!(
-        run(&["convert", src.to_str().unwrap(), "-o", &model, "--quant", "f16"]).code,
-        Some(0)
-    );
-    let asked = [
-        "run",
-        &model,
-        "--prompt-tokens",
-        "1,2,3,4,5",
-        "-n",
-        "4",
-        "--greedy",
-        "--route-stats",
-        &stats,
-    ];
-    let report = run(&[&asked[..], &["--json"]].concat()).json();
-    let recorded: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
-    let tokens = report["tokens"].as_array().unwrap().len() as u64;
-    for counts in recorded["layers"].as_object().unwrap().values() {
-        let all: u64 = counts
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|count| count.as_u64().unwrap())
-            .sum();
-        // Two experts a token; the last token is not run.
-        assert_eq!(all, 2 * (5 + tokens - 1));
-    }
-    let narrow = ["--stats", &stats, "--cover", "0.7", "-o"];
-    let mask = [&["moe-mask", &model, "--task", "t"][..], &narrow, &[&masked]].concat();
-    assert_eq!(run(&mask).code, Some(0), "{}", run(&mask).stderr);
-    let defrag = [&["moe-defrag", &model][..], &narrow, &[&small]].concat();
-    assert_eq!(run(&defrag).code, Some(0), "{}", run(&defrag).stderr);
-    assert!(std::fs::metadata(&small).unwrap().len() < std::fs::metadata(&model).unwrap().len());
-    // What is read is not replaced: the model and the prompt by the statistics, nor the statistics by a model.
-    let before = std::fs::read(&model).unwrap();
-    run(&[&asked[..asked.len() - 1], &[model.as_str()]].concat()).fails(2, "Usage");
-    assert!(std::fs::read(&model).unwrap() == before);
-    let before = std::fs::read(&stats).unwrap();
-    run(&[&mask[..mask.len() - 1], &[stats.as_str()]].concat()).fails(2, "Usage");
-    run(&[
-        "convert",
-        &model,
-        "--quant",
-        "vbit",
-        "--router-stats",
-        &stats,
-        "-o",
-        &stats,
-    ])
-    .fails(2, "Usage");
-    assert!(std::fs::read(&stats).unwrap() == before);
-    // A network without experts has nothing to record.
-    let dense = [
-        "run",
-        crate::build::model(),
-        "--prompt-tokens",
-        "1",
-        "-n",
-        "1",
-        "--route-stats",
-        &stats,
-    ];
-    run(&dense).fails(2, "Usage");
 }

@@ -90,7 +90,7 @@ fn damage_in_any_shard_is_found_and_the_file_named() {
 fn parts_that_do_not_fit_are_refused() {
     type Change = fn(&mut Vec<Raw>);
     let set = |shard: Value| move |h: &mut Value| h["shard"] = shard;
-    let cases: [(&str, Change, Kind, u32, &str); 9] = [
+    let cases: [(&str, Change, Kind, u32, &str); 12] = [
         (
             "missing",
             |s| drop(s.pop()),
@@ -134,6 +134,37 @@ fn parts_that_do_not_fit_are_refused() {
             "provenance differs",
         ),
         (
+            "other types",
+            |s| s[1] = s[1].clone().with_header(|h| h["quant_type"] = json!("Q4TP")),
+            Kind::ShardMismatch,
+            2,
+            "quant_type differs",
+        ),
+        (
+            "other set",
+            |s| {
+                for (i, raw) in s.iter_mut().enumerate() {
+                    let set = format!("{:016x}", i / 2);
+                    *raw = raw.clone().with_header(|h| h["shard"]["set"] = json!(set));
+                }
+            },
+            Kind::ShardMismatch,
+            3,
+            "shard.set differs",
+        ),
+        (
+            "sets of other types",
+            |s| {
+                s[0] = s[0].clone().with_header(|h| h["shard"]["set"] = json!("1"));
+                s[1] = s[1]
+                    .clone()
+                    .with_header(|h| h["shard"]["set"] = json!({"deep": [[[]]]}));
+            },
+            Kind::ShardMismatch,
+            2,
+            "shard.set differs",
+        ),
+        (
             "tensor twice",
             |s| s[2].records[0].name = b"t1".into(),
             Kind::ShardMismatch,
@@ -167,6 +198,73 @@ fn parts_that_do_not_fit_are_refused() {
         let dir = on_disk(|s| s[0] = s[0].clone().with_header(set(header.clone())));
         let err = open(&dir, 1).map(|_| ()).unwrap_err();
         assert_eq!(err.kind, Kind::ShardMismatch, "{header}: {err}");
+    }
+}
+
+/// Not every writer says which set a file belongs to, and none has to.
+#[test]
+fn a_set_is_held_to_where_both_say_it() {
+    for (sets, opens) in [
+        ([Some("a"), Some("a"), Some("a")], true),
+        ([Some("a"), None, Some("a")], true),
+        ([None, Some("a"), None], true),
+        ([Some("a"), None, Some("b")], false),
+    ] {
+        let dir = on_disk(|shards| {
+            for (raw, set) in shards.iter_mut().zip(sets) {
+                *raw = raw.clone().with_header(|h| h["shard"]["set"] = json!(set));
+            }
+        });
+        assert_eq!(open(&dir, 2).is_ok(), opens, "{sets:?}");
+    }
+}
+
+/// A first file without tensors carries what belongs to the whole model.
+#[test]
+fn the_first_may_have_no_tensors() {
+    let dir = on_disk(|shards| shards[0].records.clear());
+    let model = open(&dir, 3).unwrap();
+    assert_eq!(model.infos().len(), 2);
+    assert!(model.tokenizer_json().is_some() && model.verify(&mut |_, _| ()).ok());
+}
+
+/// A name that leads elsewhere leads to no sibling: those of a file lie beside it, under its own name.
+#[test]
+fn siblings_lie_beside_the_file_that_was_asked_for() {
+    let dir = on_disk(|_| ());
+    let other = tempfile::tempdir().unwrap();
+    for base in ["..", "-00001-of-00003", "a/../b", "..\\up"] {
+        let to = |no: u32| {
+            other
+                .path()
+                .join(format!("{}-{no:05}-of-00003.cmf", base.replace('/', "_")))
+        };
+        for no in 1..=3 {
+            std::fs::copy(dir.path().join(name(no, 3)), to(no)).unwrap();
+        }
+        let model = Container::open(&to(2)).unwrap();
+        assert_eq!(model.shard_paths(), [to(1), to(2), to(3)]);
+        std::fs::remove_file(to(1)).unwrap();
+        let err = Container::open(&to(2)).map(|_| ()).unwrap_err();
+        assert!(err.message.contains("shard 1 of 3 is missing"), "{err}");
+    }
+    #[cfg(unix)]
+    {
+        // One link to a file elsewhere is that file, and has no siblings here.
+        let link = other.path().join(name(1, 3));
+        std::os::unix::fs::symlink(dir.path().join(name(1, 3)), &link).unwrap();
+        let err = Container::open(&link).map(|_| ()).unwrap_err();
+        assert!(err.message.contains("shard 2 of 3 is missing"), "{err}");
+        // What is no file is not opened: a device would be read for ever.
+        for no in [2, 3] {
+            std::os::unix::fs::symlink("/dev/zero", other.path().join(name(no, 3))).unwrap();
+        }
+        let err = Container::open(&link).map(|_| ()).unwrap_err();
+        assert!(err.kind == Kind::Io && err.message.contains(&name(2, 3)), "{err}");
+        let around = other.path().join(name(2, 3));
+        std::fs::remove_file(&around).unwrap();
+        std::os::unix::fs::symlink(&around, &around).unwrap();
+        assert_eq!(Container::open(&link).map(|_| ()).unwrap_err().kind, Kind::Io);
     }
 }
 

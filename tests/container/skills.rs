@@ -168,3 +168,24 @@ fn replacements_must_fit() {
     );
     assert_eq!(view("skill.a.other", &[64], None), Ok(13));
 }
+
+/// Many skills are a matter of names, not of squares of their number.
+#[test]
+fn a_thousand_skills() {
+    let ids: Vec<Value> = (0..1000).map(|i| json!({"id": format!("s{i}")})).collect();
+    let raw = with_skills(Value::Array(ids)).with(|raw| {
+        for i in 0..1000 {
+            raw.records
+                .push(record(&format!("skill.s{i}.f16"), 1, &[64], [i as u8, 0x3C].repeat(64)));
+        }
+    });
+    let (_dir, path) = on_disk(&raw.build());
+    let container = Container::open(&path).unwrap();
+    assert_eq!(container.skills().len(), 1000);
+    for id in ["s0", "s7", "s999"] {
+        let view = SkillView::new(&container, Some(id)).unwrap();
+        assert_eq!((view.infos().len(), view.replaced().len()), (13, 1));
+        let number: usize = id[1..].parse().unwrap();
+        assert_eq!(view.bytes(view.find("f16").unwrap()).unwrap()[0], number as u8);
+    }
+}
