@@ -121,10 +121,22 @@ impl Kept {
     }
 }
 
-/// `None` for a layer without an FFN of its own. Errors: `Usage` when nothing would be left of it.
+/// `None` for a layer without an FFN of its own. Errors: `Usage` when nothing would be left of it; `UnsupportedModel` when it
+/// has none and is masked all the same.
 fn alive(model: &Container, mask: &Mask, layer: usize) -> Result<Option<Kept>> {
     let shape = mask.shape();
     let Some(gate) = model.find(&format!("model.layers.{layer}.mlp.gate_proj.weight")) else {
+        // Whoever masked them meant something that would be lost without a word.
+        if (layer..shape.rows)
+            .step_by(shape.layers)
+            .any(|visit| mask.ffn_count(visit) < shape.ffn)
+        {
+            bail!(
+                UnsupportedModel,
+                "mask '{}' switches off neurons of layer {layer}, which is a mixture of experts: they cannot be dropped",
+                mask.name
+            );
+        }
         return Ok(None);
     };
     let before = model.infos()[gate].rows_cols().0;

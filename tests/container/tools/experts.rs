@@ -3,9 +3,10 @@
 use super::super::raw;
 use super::{go_on, interop, payload, sound};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, Sections, SkillView, TensorSpec, Tensors, Writer};
+use cmf_gpu::container::{Container, Mask, MaskShape, Masks, Sections, SkillView, TensorSpec, Tensors, Writer};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
+use cmf_gpu::tools::defrag::defrag;
 use cmf_gpu::tools::diff::diff;
 use cmf_gpu::tools::moe::{self, Narrowing, RoutingStats};
 use serde_json::{Value, json};
@@ -258,4 +259,36 @@ fn rows_of_every_type_are_picked_as_they_are() {
         assert!(from[0] != from[1] && from[1] != from[3]);
         assert!(to == keep.map(|row| from[row].clone()), "{}", dtype.name());
     }
+}
+
+/// Neurons are those of networks of one piece; a mask that speaks of others is refused, not forgotten.
+#[test]
+fn neurons_of_mixtures_are_not_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, masked, out) = (
+        dir.path().join("m.cmf"),
+        dir.path().join("masked.cmf"),
+        dir.path().join("o.cmf"),
+    );
+    experts(&model);
+    let shape = MaskShape::of(&sound(&model).header().arch, false);
+    let mut mask = Mask::open(0, "t", shape);
+    mask.set_ffn(3, 5, false).unwrap();
+    let masks = Masks {
+        default_task: None,
+        masks: vec![mask],
+    };
+    super::rewritten(&model, &masked, |_| (), Some(&masks.to_bytes().unwrap()), &[]);
+    let err = defrag(&masked, "t", false, &out, &mut go_on).unwrap_err();
+    assert!(
+        err.kind == Kind::UnsupportedModel && err.message.contains("neurons of layer 3"),
+        "{err}"
+    );
+    let open = Masks {
+        default_task: None,
+        masks: vec![Mask::open(0, "t", shape)],
+    };
+    super::rewritten(&model, &masked, |_| (), Some(&open.to_bytes().unwrap()), &[]);
+    let err = defrag(&masked, "t", false, &out, &mut go_on).unwrap_err();
+    assert!(err.message.contains("no layer has an FFN of its own"), "{err}");
 }
