@@ -12,9 +12,11 @@ mod golden;
 mod raw;
 
 use build::{Block, Gguf, Meta};
-use cmf_gpu::container::hash64;
+use cmf_gpu::container::{Mask, MaskShape, Masks, Sections, TensorSpec, Writer, hash64};
 use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::dtype::encode::encode;
+use cmf_gpu::tools::shard::shard;
 use cmf_gpu_fuzz::joined;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -150,13 +152,97 @@ fn main() {
         Dtype::Q4tp,
     ] {
         let out = dir.path().join("out.cmf");
-        convert(dir.path(), &out, &Options::new(quant), &mut |_| ControlFlow::Continue(())).expect("a conversion");
+        convert(dir.path(), &out, &Options::new(quant), &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .expect("a conversion");
         add("cmf", &std::fs::read(out).expect("a file"));
     }
     add(
         "cmf",
         &std::fs::read(fixtures.join("interop/qwen2-q4tp-gfx-skillfile.cmf")).expect("a fixture"),
     );
+    narrowed(dir.path(), &add);
+}
+
+/// Masks, skills and experts on a small scale, and their models in two parts with a signature.
+fn narrowed(dir: &Path, add: &dyn Fn(&str, &[u8])) {
+    let (model, out) = (dir.join("small.cmf"), dir.join("parts"));
+    for dtype in Dtype::all() {
+        small(&model, dtype);
+        add("tools", &std::fs::read(&model).expect("a file"));
+        let most = std::fs::metadata(&model).expect("a file").len() / 2 + 4096;
+        let (paths, _) = shard(&model, most, &out, &mut |_, _| ControlFlow::Continue(())).expect("a split");
+        let parts: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).expect("a file")).collect();
+        if let [first, second] = parts.as_slice() {
+            add("parts", &joined(first, second));
+        }
+        let signature = json!({"alg": "ed25519-sha256", "pubkey": "00".repeat(32), "sha256": "00".repeat(32),
+            "sig": "00".repeat(64)});
+        add("parts", &joined(&parts[0], signature.to_string().as_bytes()));
+    }
+}
+
+/// A layer of one piece and a mixture of three, with a mask, a skill for each, in one type.
+fn small(path: &Path, dtype: Dtype) {
+    let mut header = raw::header();
+    header["arch"]["intermediate_size"] = json!(64);
+    header["arch"]["moe"] = json!({"num_experts": 3, "top_k": 1, "moe_intermediate_size": 32, "norm_topk_prob": true});
+    header["skills"] = json!([{"id": "a", "quality": 1}]);
+    let mut names: Vec<(String, [u64; 2])> = Vec::new();
+    for (part, shape) in [("gate", [64, 32]), ("up", [64, 32]), ("down", [32, 64])] {
+        names.push((format!("model.layers.0.mlp.{part}_proj.weight"), shape));
+    }
+    names.push(("skill.a.model.layers.0.mlp.down_proj.weight".into(), [32, 64]));
+    for expert in 0..3 {
+        for (part, shape) in [("gate", [32, 32]), ("up", [32, 32]), ("down", [32, 32])] {
+            names.push((format!("model.layers.1.mlp.experts.{expert}.{part}_proj.weight"), shape));
+        }
+    }
+    names.push(("skill.a.model.layers.1.mlp.experts.2.up_proj.weight".into(), [32, 32]));
+    names.push(("model.layers.1.mlp.gate.weight".into(), [3, 32]));
+    let spec = |(name, shape): &(String, [u64; 2])| TensorSpec {
+        name: name.clone(),
+        dtype,
+        shape: shape.to_vec(),
+    };
+    let shape = MaskShape {
+        layers: 2,
+        rows: 2,
+        ffn: 64,
+        heads: 4,
+        experts: 3,
+    };
+    let mut mask = Mask::open(0, "t", shape);
+    (0..32).for_each(|neuron| mask.set_ffn(0, neuron, false).expect("a neuron"));
+    let masks = Masks {
+        default_task: None,
+        masks: vec![mask],
+    };
+    let masks = masks.to_bytes().expect("a section");
+    let sections = Sections {
+        masks: Some(&masks),
+        ..Sections::default()
+    };
+    let header = header.as_object().expect("an object").clone();
+    let specs = names.iter().map(spec).collect();
+    let mut writer = Writer::create(path, header, specs, sections).expect("a file");
+    for (_, [rows, cols]) in &names {
+        let value = |i: usize| {
+            if i % 50 == 0 {
+                9.0
+            } else {
+                (i * 7 % 23) as f32 / 16.0 - 0.7
+            }
+        };
+        let cols = *cols as usize;
+        let payload = encode(dtype, *rows as usize, cols, &|first, out| {
+            (first * cols..).zip(out).for_each(|(i, out)| *out = value(i));
+            Ok(())
+        });
+        writer.write(&payload.expect("a payload")).expect("a tensor");
+    }
+    writer.finish().expect("a file");
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {

@@ -88,7 +88,7 @@ fn a_mask_and_a_cut_agree_token_for_token() {
                 cover == "1" || kept.iter().all(|&kept| kept < pre),
                 "{name}: {kept:?} of {pre}"
             );
-            for (i, prompt) in PROMPTS.into_iter().enumerate() {
+            for (i, prompt) in PROMPTS.into_iter().take(2).enumerate() {
                 let restricted = answer(&masked, prompt, &["--task", "t"]);
                 assert_eq!(
                     restricted,
