@@ -2,7 +2,7 @@
 //! uncut model goes. Knows names and records, no payloads.
 
 use super::rewrite::Part;
-use crate::container::{Container, SkillView};
+use crate::container::{Container, Mask, Masks, SkillView};
 use crate::error::{Result, bail};
 use serde_json::{Map, Value};
 
@@ -33,13 +33,40 @@ pub(super) fn split<'a>(model: &Container, name: &'a str) -> (&'a str, &'a str) 
 }
 
 /// The first layers at whose end something is not what it was.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     /// The first layer that was cut.
-    pub layer: Option<usize>,
-    /// The first with other hidden states than those that prompts are compared by. Not every cut makes one: some only make
-    /// lasting what was in force anyway.
-    pub hidden: Option<usize>,
+    layer: Option<usize>,
+    /// The first with other hidden states than those that prompts are compared by.
+    hidden: Option<usize>,
+}
+
+impl Cut {
+    /// `layer` is the first that was cut; `lasting`: what was cut is all that the default task leaves out anyway.
+    pub fn new(model: &Container, layer: Option<usize>, lasting: bool) -> Cut {
+        // Prompts are compared by hidden states under the default task, whose mask is gone as well.
+        let default = model.masks().and_then(Masks::default_mask).and_then(first_masked);
+        let hidden = layer.into_iter().chain(default).min();
+        Cut {
+            layer,
+            hidden: hidden.filter(|_| !lasting),
+        }
+    }
+}
+
+/// The first layer of which a mask leaves something out.
+fn first_masked(mask: &Mask) -> Option<usize> {
+    let shape = mask.shape();
+    let whole = |visit: usize| {
+        mask.ffn_count(visit) == shape.ffn
+            && mask.head_count(visit) == shape.heads
+            && mask.expert_count(visit) == shape.experts
+    };
+    let masked = |&layer: &usize| {
+        let mut visits = (layer..shape.rows).step_by(shape.layers.max(1));
+        !mask.layer(layer) || !visits.all(whole)
+    };
+    (0..shape.layers).find(masked)
 }
 
 /// Takes out of the registry in `header` what was found with the uncut model: what was measured, the masks' names, and
@@ -56,11 +83,12 @@ pub(super) fn skills(
     let Some(Value::Array(records)) = header.get_mut("skills") else {
         return Ok(notes);
     };
-    for (skill, record) in model.skills().iter().zip(records) {
-        let Value::Object(record) = record else {
-            bail!(Parse, "header.skills: skill '{}' is no object", skill.id);
-        };
+    for skill in model.skills() {
         let id = &skill.id;
+        let of_it = |record: &&mut Value| record.get("id").and_then(Value::as_str) == Some(id);
+        let Some(Value::Object(record)) = records.iter_mut().find(of_it) else {
+            bail!(Parse, "header.skills: no record of skill '{id}'");
+        };
         if cut.layer.is_some() && skill.quality.is_some() {
             record.insert("quality".into(), Value::Null);
             notes.push(format!(

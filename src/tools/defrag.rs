@@ -56,10 +56,8 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
     let nominal = drafts.map(|info| info.rows_cols().0).fold(widest, usize::max);
     object(&mut header, "arch")?.insert("intermediate_size".into(), nominal.into());
     let layer = kept.iter().position(|kept| kept.as_ref().is_some_and(Kept::is_cut));
-    // Prompts are compared by hidden states under the default task: if that is the one, they stay what they were.
     let lasting = !restricts_more(mask) && masks.default_mask().is_some_and(|mask| mask.name == task);
-    let hidden = layer.filter(|_| !lasting);
-    let mut notes = cut::skills(&model, &mut header, &parts, Cut { layer, hidden })?;
+    let mut notes = cut::skills(&model, &mut header, &parts, Cut::new(&model, layer, lasting))?;
     let names = masks.masks.iter().map(|mask| mask.name.as_str());
     let others: Vec<&str> = names.filter(|&name| name != task).collect();
     if !others.is_empty() {

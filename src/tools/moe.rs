@@ -270,7 +270,12 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
     let mut kept = layers.iter().map(|(&layer, keep)| (layer, keep.len()));
     let layer = kept.find(|(layer, kept)| before.get(layer).is_some_and(|before| kept < before));
     let layer = layer.map(|(layer, _)| layer);
-    notes.extend(cut::skills(&model, &mut header, &parts, Cut { layer, hidden: layer })?);
+    notes.extend(cut::skills(
+        &model,
+        &mut header,
+        &parts,
+        Cut::new(&model, layer, false),
+    )?);
     let sections = model.sections()?;
     if sections.masks.is_some() {
         notes.push("the masks are left out: they speak of experts that are gone".to_owned());

@@ -108,7 +108,7 @@ fn experts_are_masked_by_what_was_recorded() {
         assert_eq!(kind(&model, &narrowing(cover), "x"), Kind::Usage);
     }
     // Sums beyond all numbers keep everything.
-    let stats = json!({"layers": {"1": [f64::MAX; 8], "3": [1.0; 8]}}).to_string();
+    let stats = json!({"layers": {"1": vec![f64::MAX; 8], "3": vec![1.0; 8]}}).to_string();
     let stats = RoutingStats::parse(stats.as_bytes()).unwrap();
     moe::mask(&model, &Narrowing { stats, cover: 0.1 }, "large", &again, &mut go_on).unwrap();
     let large = sound(&again);

@@ -1,7 +1,7 @@
 //! Models without the neurons that a mask switches off.
 
 use super::{copy, entries, go_on, interop, payload, rewritten, sound, weights};
-use cmf_gpu::container::{Container, Mask, MaskShape, Masks, SkillView, Tensors};
+use cmf_gpu::container::{Mask, MaskShape, Masks, SkillView, Tensors};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::tools::defrag::defrag;
 use cmf_gpu::tools::skill::{self, New};
@@ -178,15 +178,18 @@ fn skills_are_cut_with_their_model() {
         let shape = MaskShape::of(&sound(&model).header().arch, false);
         let mut mask = Mask::open(0, "t", shape);
         (0..40).for_each(|neuron| mask.set_ffn(1, neuron, false).unwrap());
+        // Another task, which only switches off a head of the first layer.
+        let mut other = Mask::open(1, "u", shape);
+        other.set_head(0, 0, false).unwrap();
         let default_task = Some(default.to_owned());
         Masks {
             default_task,
-            masks: vec![mask],
+            masks: vec![mask, other],
         }
         .to_bytes()
         .unwrap()
     };
-    for (phi, default, stays) in [(0, "other", true), (1, "other", false), (2, "t", true)] {
+    for (phi, default, stays) in [(0, "other", true), (1, "other", false), (2, "t", true), (0, "u", false)] {
         let (with, out) = (path("with.cmf"), path("out.cmf"));
         rewritten(&model, &with, record(phi, default), Some(&masks(default)), &[]);
         defrag(&with, "t", false, &out, &mut go_on).unwrap();
