@@ -18,7 +18,7 @@ pub struct RoutingStats(BTreeMap<usize, Vec<f64>>);
 impl RoutingStats {
     /// Reads `{"layers": {"3": [f0, f1, …]}}`.
     ///
-    /// Errors: `Parse` for anything else and for counts below 0; `Io`.
+    /// Errors: `Parse` for anything else, for counts below 0 and for counts whose sum is beyond all numbers; `Io`.
     pub fn open(path: &Path) -> Result<RoutingStats> {
         let io = |err: std::io::Error| Error::io(path, &err);
         if !std::fs::metadata(path).map_err(io)?.is_file() {
@@ -51,6 +51,13 @@ impl RoutingStats {
             };
             if counts.iter().any(|&count| !(count >= 0.0 && count.is_finite())) {
                 bail!(Parse, "statistics: layer {layer} has a count below 0");
+            }
+            // Shares of an endless sum would be none.
+            if !counts.iter().sum::<f64>().is_finite() {
+                bail!(
+                    Parse,
+                    "statistics: the counts of layer {layer} add up to more than numbers can be"
+                );
             }
             if stats.insert(layer, counts).is_some() {
                 bail!(Parse, "statistics: layer {layer} is there twice");
