@@ -291,7 +291,10 @@ mod tests {
             assert_eq!((of(Dtype::Q4tp), of(Dtype::Q4Tiled)), (outer, vec![]), "{layers}");
         }
         assert_eq!(by_role("model.layers.0.mlp.gate.weight", Dtype::Q4tp, 30), Dtype::F16);
-        assert_eq!(by_role("skill.x.model.layers.0.mlp.up_proj.weight", Dtype::Q4tp, 30), Dtype::Q4tp);
+        assert_eq!(
+            by_role("skill.x.model.layers.0.mlp.up_proj.weight", Dtype::Q4tp, 30),
+            Dtype::Q4tp
+        );
         let mut options = Options::new(Dtype::Q4tp);
         options.overrides.push(("*.down_proj.weight".into(), Dtype::VbitRo));
         let mean = |role| mean_bits(&format!("model.layers.0.mlp.{role}_proj.weight"), &options);
