@@ -29,40 +29,61 @@ fn x_sum_if_needed(x: X32) -> f32 {
 fn lane_dots(thread: u32, rows: Rows4, logical: u32) -> Sums {
     var acc = lane_columns(thread, rows, logical);
     if (HAS_OVERLAY) {
-        acc.c0 += overlay_dots(rows, logical, 0u);
-        if (COLS > 1u) { acc.c1 += overlay_dots(rows, logical, 1u); }
+        let r0 = lane_overlay(rows.r0, logical, 0u);
+        let r1 = lane_overlay(rows.r1, logical, 0u);
+        let r2 = lane_overlay(rows.r2, logical, 0u);
+        let r3 = lane_overlay(rows.r3, logical, 0u);
+        acc.c0 += vec4<f32>(r0.a.x, r1.a.x, r2.a.x, r3.a.x);
+        if (COLS > 1u) { acc.c1 += vec4<f32>(r0.a.y, r1.a.y, r2.a.y, r3.a.y); }
         if (COLS > 2u) {
-            acc.c2 += overlay_dots(rows, logical, 2u);
-            acc.c3 += overlay_dots(rows, logical, 3u);
+            acc.c2 += vec4<f32>(r0.a.z, r1.a.z, r2.a.z, r3.a.z);
+            acc.c3 += vec4<f32>(r0.a.w, r1.a.w, r2.a.w, r3.a.w);
         }
         if (COLS > 4u) {
-            acc.c4 += overlay_dots(rows, logical, 4u);
-            acc.c5 += overlay_dots(rows, logical, 5u);
-            acc.c6 += overlay_dots(rows, logical, 6u);
-            acc.c7 += overlay_dots(rows, logical, 7u);
+            acc.c4 += vec4<f32>(r0.b.x, r1.b.x, r2.b.x, r3.b.x);
+            acc.c5 += vec4<f32>(r0.b.y, r1.b.y, r2.b.y, r3.b.y);
+            acc.c6 += vec4<f32>(r0.b.z, r1.b.z, r2.b.z, r3.b.z);
+            acc.c7 += vec4<f32>(r0.b.w, r1.b.w, r2.b.w, r3.b.w);
         }
     }
     return acc;
 }
 
-// What one logical lane adds for the overlays of four rows.
-fn overlay_dots(rows: Rows4, logical: u32, column: u32) -> vec4<f32> {
-    let base = column * params.units * 8u;
-    return vec4<f32>(
-        lane_overlay(rows.r0, logical, base), lane_overlay(rows.r1, logical, base),
-        lane_overlay(rows.r2, logical, base), lane_overlay(rows.r3, logical, base),
-    );
-}
+// A row's sums of up to eight columns.
+struct Eight { a: vec4<f32>, b: vec4<f32> }
 
-// What one logical lane adds for a row's overlay: every 32nd entry. The activations begin at vector `base`.
-fn lane_overlay(row: Row, logical: u32, base: u32) -> f32 {
+// What one logical lane adds for a row's overlay: every 32nd entry. The first column's activations begin at vector `base`.
+fn lane_overlay(row: Row, logical: u32, base: u32) -> Eight {
     let range = overlay_range(row);
-    var acc = 0.0;
+    let stride = params.units * 8u;
+    var acc = Eight();
     for (var entry = range.x + logical; entry < range.y; entry += LOGICAL_LANES) {
         let col = overlay_col(entry);
-        acc = fma(overlay_change(row, entry), x[base + (col >> 2u)][col & 3u], acc);
+        let change = overlay_change(row, entry);
+        let i = base + (col >> 2u);
+        let k = col & 3u;
+        acc.a.x = fma(change, x[i][k], acc.a.x);
+        if (COLS > 1u) { acc.a.y = fma(change, x[i + stride][k], acc.a.y); }
+        if (COLS > 2u) {
+            acc.a.z = fma(change, x[i + 2u * stride][k], acc.a.z);
+            acc.a.w = fma(change, x[i + 3u * stride][k], acc.a.w);
+        }
+        if (COLS > 4u) {
+            acc.b.x = fma(change, x[i + 4u * stride][k], acc.b.x);
+            acc.b.y = fma(change, x[i + 5u * stride][k], acc.b.y);
+            acc.b.z = fma(change, x[i + 6u * stride][k], acc.b.z);
+            acc.b.w = fma(change, x[i + 7u * stride][k], acc.b.w);
+        }
     }
     return acc;
+}
+
+// What one logical lane adds for the overlays of four rows against one column.
+fn overlay_dots(rows: Rows4, logical: u32, base: u32) -> vec4<f32> {
+    return vec4<f32>(
+        lane_overlay(rows.r0, logical, base).a.x, lane_overlay(rows.r1, logical, base).a.x,
+        lane_overlay(rows.r2, logical, base).a.x, lane_overlay(rows.r3, logical, base).a.x,
+    );
 }
 
 fn team_sums(thread: u32, s: Sums) -> Sums {

@@ -60,8 +60,8 @@ fn lane_overlays(block: vec4<u32>, logical: u32) -> vec4<f32> {
         let rows = block + vec4<u32>(place * params.outputs);
         let base = (params.x_at + slot * params.units) * 8u;
         let change = vec4<f32>(
-            lane_overlay(row_open(rows.x), logical, base), lane_overlay(row_open(rows.y), logical, base),
-            lane_overlay(row_open(rows.z), logical, base), lane_overlay(row_open(rows.w), logical, base),
+            lane_overlay(row_open(rows.x), logical, base).a.x, lane_overlay(row_open(rows.y), logical, base).a.x,
+            lane_overlay(row_open(rows.z), logical, base).a.x, lane_overlay(row_open(rows.w), logical, base).a.x,
         );
         acc = fma(vec4<f32>(weight), change, acc);
     }

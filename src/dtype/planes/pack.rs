@@ -4,7 +4,7 @@
 //! neighbours, quad q being columns 4q to 4q + 3, and column 4q + j lies in byte j of its word:
 //!
 //! - 1 bit: one word, quad q at bit q of each byte.
-//! - 2 bits: two words, word p holds quads 4p to 4p + 3, quad 4p + k at bit 2k.
+//! - 2 bits: two words, word p holds quads 4p to 4p + 3, quad 4p + k at bit 2k; 0, 1 and -1 as numbers of two bits.
 //! - other widths in parts: a nibble of 4, 5, 6 and 8 bits, the upper nibble of 8, 2 bits of 3 and 6, 1 bit of 3 and 5,
 //!   each part lower in the code than the next. A word of nibbles i holds quad 2i in the low nibbles of its bytes and quad
 //!   2i + 1 in the high ones. Where the other parts have fewer bits, those of more quads share a word, in such a way that one
@@ -31,7 +31,7 @@ const SPREAD: [u32; 256] = {
 };
 
 /// Where the five digits of each byte of a base-3 group go: `[place of the byte][byte]`, both words in one number. A digit
-/// 0, 1 or 2 means 0, +1 or -1, and is stored as that plus 1. The seventh byte has two digits that count.
+/// 0, 1 or 2 means 0, +1 or -1, and is stored as that number in two bits. The seventh byte has two digits that count.
 const TRITS: [[u64; 243]; 7] = {
     let mut table = [[0; 243]; 7];
     let mut place = 0;
@@ -42,7 +42,7 @@ const TRITS: [[u64; 243]; 7] = {
             let mut digit = 0;
             while digit < 5 && place * 5 + digit < 32 {
                 let col = place * 5 + digit;
-                let code = [1u64, 2, 0][rest % 3];
+                let code = [0u64, 1, 3][rest % 3];
                 table[place][byte] |= code << (32 * (col / 16) + 8 * (col % 4) + 2 * (col % 16 / 4));
                 rest /= 3;
                 digit += 1;
@@ -81,8 +81,8 @@ pub fn bits2(file: [u8; 7]) -> Result<[u32; 2]> {
 /// The inverse of [`bits2`], with zeros for the last byte's digits that mean nothing.
 pub fn bits2_inverse(words: [u32; 2]) -> [u8; 7] {
     let digit = |col: usize| match words[col / 16] >> (8 * (col % 4) + 2 * (col % 16 / 4)) & 3 {
-        0 => 2,
-        code => code as u8 - 1,
+        3 => 2,
+        code => code as u8,
     };
     let cols = |byte: usize| 5 * byte..(5 * byte + 5).min(32);
     std::array::from_fn(|byte| cols(byte).rev().fold(0, |value, col| value * 3 + digit(col)))
@@ -211,9 +211,9 @@ mod tests {
     #[test]
     fn trits_go_where_a_kernel_looks_and_come_back() {
         // All zeros, then one digit at a time.
-        assert_eq!(bits2([0; 7]).unwrap(), [QUAD_BITS * 0x55; 2]);
+        assert_eq!(bits2([0; 7]).unwrap(), [0; 2]);
         for col in 0..32 {
-            for (digit, code) in [(1, 2), (2, 0)] {
+            for (digit, code) in [(1, 1), (2, 3)] {
                 let mut file = [0; 7];
                 file[col / 5] = 3u8.pow(col as u32 % 5) * digit;
                 let words = bits2(file).unwrap();
