@@ -4,6 +4,7 @@ use super::fixture;
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, TensorInfo, Tensors};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use std::path::Path;
 
 fn tensor(info: &TensorInfo) -> Value {
@@ -69,6 +70,38 @@ fn files_of_another_writer() {
     let files = manifest(&dir);
     assert_eq!(files.len(), 7);
     files.iter().for_each(|entry| check(&dir, entry));
+}
+
+#[test]
+fn tensors_decode_to_the_values_that_their_writer_saw() {
+    let dir = fixture("interop");
+    let recorded: Value = serde_json::from_slice(&std::fs::read(dir.join("values.json")).unwrap()).unwrap();
+    let mut decoded = 0;
+    for file in recorded["files"].as_array().unwrap() {
+        let name = file["file"].as_str().unwrap();
+        let container = Container::open(&dir.join(name)).expect(name);
+        for tensor in file["tensors"].as_array().unwrap() {
+            let what = tensor["name"].as_str().unwrap();
+            let id = container.infos().iter().position(|info| info.name == what).expect(what);
+            let info = &container.infos()[id];
+            assert_eq!(info.dtype.name(), tensor["dtype"], "{name}: {what}");
+            let (rows, cols) = info.rows_cols();
+            let decoder = info
+                .dtype
+                .decoder(container.bytes(id).unwrap(), rows, cols)
+                .expect(what);
+            let mut hash = Sha256::new();
+            let mut values = vec![0.0; cols];
+            for row in 0..rows {
+                decoder.row(row, &mut values);
+                values.iter().for_each(|value: &f32| hash.update(value.to_le_bytes()));
+            }
+            let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(found, tensor["sha256"], "{name}: {what}");
+            decoded += 1;
+        }
+    }
+    assert_eq!(decoded, 20);
 }
 
 #[test]

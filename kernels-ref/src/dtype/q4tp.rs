@@ -1,7 +1,7 @@
 //! q4tp: `[nibbles rows·groups·16][rows × (f16 lo, f16 step)][rows × ⌈groups·5/8⌉ bytes of 5-bit codes, LSB first]`,
 //! value (q−8)·2^(lo + code·step), nibbles as in q4_block.
 //!
-//! The value is the closed form in f64, rounded once to f32.
+//! The scale is the closed form in f64, rounded once to f32; the value is the f32 product.
 
 use super::layout::{Bytes, GROUP, groups_per_row, half_at};
 use super::{BadPayload, RowDecoder};
@@ -56,9 +56,9 @@ impl RowDecoder for Q4tp<'_> {
             .zip(nibbles.chunks_exact(16))
             .enumerate()
         {
-            let scale = (lo + f64::from(code(codes, group)) * step).exp2();
+            let scale = (lo + f64::from(code(codes, group)) * step).exp2() as f32;
             for (pair, &byte) in values.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
-                let value = |q: u8| ((f64::from(q) - 8.0) * scale) as f32;
+                let value = |q: u8| (f32::from(q) - 8.0) * scale;
                 *pair = [value(byte & 15), value(byte >> 4)];
             }
         }
