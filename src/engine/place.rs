@@ -10,7 +10,7 @@ use crate::host::HostExecutor;
 use crate::kernel::MAX_COLUMNS;
 use crate::model::{self, Model};
 use crate::options::{DeviceChoice, LoadOptions, Speculation};
-use crate::program::{Executor, ExpertOptions, Plan, PlanOptions};
+use crate::program::{self, Executor, ExpertOptions, Plan, PlanOptions};
 use crate::session::Session;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -126,6 +126,7 @@ impl Placed {
         let plan = Arc::new(plan.with_mask(mask)?);
         let mut task = Task::default();
         let of_task = task.enter(mask, &plan);
+        let widened = program::widened_notice(&plan.widened(&*tensors)).filter(|_| device.is_some());
         let mut upload = |done, total| match progress(done, total) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
@@ -153,6 +154,7 @@ impl Placed {
                 .chain(undrafted)
                 .chain(of_task)
                 .chain(paged)
+                .chain(widened)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),

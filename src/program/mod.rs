@@ -16,6 +16,7 @@ mod paged;
 mod place;
 mod walk;
 mod weights;
+mod widened;
 
 pub use bank::{ABSENT, Slice};
 pub use build::{ExpertOptions, PlanOptions, plan};
@@ -23,6 +24,7 @@ pub use cost::{Cost, ProgramCost};
 pub use masking::{Axis, Content, Masking, Part, Target, Visit, When};
 pub use paged::{Member, Paged, Pause, Routed};
 pub use weights::sources;
+pub use widened::{Widened, widened_notice};
 
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::{Geometry, Planes};

@@ -2,6 +2,7 @@
 
 use super::pack::{self, Parts};
 use super::*;
+use crate::dtype::Size;
 use crate::dtype::encode::encode;
 use half::f16;
 
@@ -269,6 +270,51 @@ fn planes_are_about_as_large_as_the_file() {
             let ratio = geometry(&source, rows).data_bytes() as f64 / payload.len() as f64;
             assert!(ratio <= limit, "{} {rows}x{cols}: {ratio:.3}", dtype.name());
         }
+    }
+}
+
+/// What the documentation of the planes says of narrow rows.
+#[test]
+fn no_rows_but_narrow_ones_take_more_than_that() {
+    let rows = 4096;
+    for (dtype, widest) in [
+        (Dtype::F32, 1537),
+        (Dtype::F16, 1537),
+        (Dtype::Bf16, 1537),
+        (Dtype::Q8Row, 1537),
+        (Dtype::Q82f, 1537),
+        (Dtype::Q4Block, 160),
+        (Dtype::Q4Tiled, 160),
+        (Dtype::Q4tp, 256),
+        (Dtype::Q1, 480),
+        (Dtype::Q1s, 1568),
+        (Dtype::Q1t, 544),
+        (Dtype::Vbit, 1888),
+        (Dtype::VbitRo, 1376),
+    ] {
+        let limit = if dtype == Dtype::Q1t { 1.12 } else { 1.02 };
+        let more = |cols: &usize| {
+            let (Size::Exact(file) | Size::AtLeast(file)) = dtype.size(&[rows as u64, *cols as u64]).unwrap();
+            let planes = Planes::of(dtype, *cols).unwrap();
+            let amount = match planes {
+                Planes::BitsN => rows * Parts::of(3).unwrap().vectors(cols / 32),
+                _ => 0,
+            };
+            let geometry = Geometry {
+                planes,
+                rows,
+                cols: *cols,
+                parts: 1,
+                amount,
+            };
+            geometry.data_bytes() as f64 > file as f64 * limit
+        };
+        let step = match dtype.needs_group_rows() || dtype == Dtype::Q4Block {
+            true => 32,
+            false => 1,
+        };
+        let found = (step..8192).step_by(step).filter(more).last();
+        assert_eq!(found, Some(widest), "{}", dtype.name());
     }
 }
 
