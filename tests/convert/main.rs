@@ -8,6 +8,7 @@ mod gguf;
 mod golden;
 mod huggingface;
 mod malformed;
+mod next;
 mod recurrent;
 mod refusals;
 mod requant;

@@ -64,6 +64,7 @@ impl Source {
         let mut notes = Vec::new();
         let mut arch = network::read(&self.0, &keys, family, &mut notes)?;
         let mut found = self.tensors(family, &arch)?;
+        delta::join(&mut found, family, &arch)?;
         experts::take_apart(&mut found, &arch)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.notes.extend(notes);
@@ -119,7 +120,7 @@ impl Source {
                 matrix = matrix.less(1.0);
             }
             if let Some(role) = role.filter(|_| family.delta.is_some()) {
-                matrix = delta::arrange(matrix, role, arch)
+                matrix = delta::arrange(matrix, role, family, arch)
                     .map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
             }
             if found.insert(name.clone(), matrix).is_some() {
