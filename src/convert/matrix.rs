@@ -82,7 +82,9 @@ pub(super) struct Deal {
 impl Deal {
     /// Rows of one head, `None` for more than there can be.
     fn head(&self) -> Option<usize> {
-        self.widths.iter().try_fold(0usize, |sum, &width| sum.checked_add(width))
+        self.widths
+            .iter()
+            .try_fold(0usize, |sum, &width| sum.checked_add(width))
     }
 
     /// Where the source has what belongs at `index`. The caller has checked that the heads are as many rows as there are.

@@ -12,5 +12,6 @@ mod next;
 mod recurrent;
 mod refusals;
 mod requant;
+mod splits;
 mod tokenizer;
 mod types;

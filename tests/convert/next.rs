@@ -86,10 +86,7 @@ fn gguf_of(source: &Values, heads: Heads, form: Form) -> Gguf {
         // Experts of a layer in one tensor. There are fewer than ten: their names are in order.
         if let Some((layer, rest)) = name.split_once(".mlp.experts.") {
             let role = rest.split_once('.').unwrap().1.replace("_proj.", "_exps.");
-            experts
-                .entry(format!("{layer}.ffn_{role}"))
-                .or_default()
-                .extend(values);
+            experts.entry(format!("{layer}.ffn_{role}")).or_default().extend(values);
             continue;
         }
         if name.ends_with("in_proj_qkvz.weight") && form == Form::Parts {
@@ -142,7 +139,11 @@ fn gguf_of(source: &Values, heads: Heads, form: Form) -> Gguf {
         file.f32(name, &shape, &values);
     }
     for (name, values) in experts {
-        let shape = if name.contains("down") { [8, 64, 32] } else { [8, 32, 64] };
+        let shape = if name.contains("down") {
+            [8, 64, 32]
+        } else {
+            [8, 32, 64]
+        };
         file.f32(name, &shape, &values);
     }
     file
@@ -241,11 +242,15 @@ fn parts_that_do_not_fit_are_refused_by_name() {
     let refused = |file: &Gguf, kind: Kind, what: &[&str]| {
         let err = convert_gguf(file, Dtype::F16).map(|_| ()).unwrap_err();
         assert_eq!(err.kind, kind, "{err}");
-        what.iter().for_each(|what| assert!(err.message.contains(what), "{what}: {err}"));
+        what.iter()
+            .for_each(|what| assert!(err.message.contains(what), "{what}: {err}"));
     };
     let mut alone = file();
     alone.tensors.retain(|tensor| tensor.name != "blk.1.attn_gate.weight");
-    let (lost, left) = ("model.layers.1.linear_attn.in_proj_qkvz.weight", "'blk.1.attn_qkv.weight'");
+    let (lost, left) = (
+        "model.layers.1.linear_attn.in_proj_qkvz.weight",
+        "'blk.1.attn_qkv.weight'",
+    );
     refused(&alone, Kind::MissingTensor, &[lost, left]);
 
     let mut both = file();
@@ -255,9 +260,17 @@ fn parts_that_do_not_fit_are_refused_by_name() {
     let mut short = file();
     short.tensors.retain(|tensor| tensor.name != "blk.0.attn_gate.weight");
     short.f32("blk.0.attn_gate.weight", &[64, 64], &[0.0; 64 * 64]);
-    refused(&short, Kind::UnsupportedModel, &["'blk.0.attn_gate.weight'", "2 heads of"]);
+    refused(
+        &short,
+        Kind::UnsupportedModel,
+        &["'blk.0.attn_gate.weight'", "2 heads of"],
+    );
 
-    for (key, value) in [("ssm.group_count", 3), ("ssm.group_count", 0), ("ssm.state_size", u32::MAX)] {
+    for (key, value) in [
+        ("ssm.group_count", 3),
+        ("ssm.group_count", 0),
+        ("ssm.state_size", u32::MAX),
+    ] {
         let mut other = file();
         other.set(format!("qwen3next.{key}"), Meta::U32(value));
         refused(&other, Kind::UnsupportedModel, &["attn_gate.weight"]);
