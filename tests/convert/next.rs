@@ -1,7 +1,7 @@
 //! GGUF files of the family whose Gated DeltaNet inputs are fused: in parts, as files are written today, and whole, as older
 //! ones have them.
 
-use crate::build::{Copy, Gguf, Meta, converted, fixture, run, source_values, values};
+use crate::build::{Block, Copy, Gguf, Meta, converted, fixture, run, source_values, values};
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, Tensors};
 use cmf_gpu::convert::Report;
@@ -191,6 +191,31 @@ fn both_forms_give_the_network_of_the_original() {
             same(&found, &wanted);
         }
     }
+}
+
+#[test]
+fn gates_and_ups_of_experts_may_be_one_tensor() {
+    let (_dir, _, wanted) = converted(&fixture("qwen3_next"), Dtype::Q82f);
+    let mut file = gguf_of(&source_values("qwen3_next"), GOLDEN, Form::Parts);
+    for layer in 0..4 {
+        let mut take = |part: &str| {
+            let name = format!("blk.{layer}.ffn_{part}_exps.weight");
+            let at = file.tensors.iter().position(|tensor| tensor.name == name).unwrap();
+            file.tensors.remove(at)
+        };
+        let (gate, up) = (take("gate"), take("up"));
+        let expert = gate.data.len() / 8;
+        let pairs = gate.data.chunks(expert).zip(up.data.chunks(expert));
+        file.tensors.push(Block {
+            name: format!("blk.{layer}.ffn_gate_up_exps.weight"),
+            dims: vec![64, 64, 8],
+            data: pairs.flat_map(|(gate, up)| [gate, up].concat()).collect(),
+            ..gate
+        });
+    }
+    let (_guard, report, found) = convert_gguf(&file, Dtype::Q82f).unwrap();
+    assert!(report.dropped.is_empty(), "{:?}", report.dropped);
+    same(&found, &wanted);
 }
 
 /// With as many parts as heads, and parts as wide as each other, an order that is its own inverse would do.

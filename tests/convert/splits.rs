@@ -10,6 +10,7 @@ use cmf_gpu::container::Container;
 use cmf_gpu::dtype::Dtype;
 use serde::Deserialize;
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use tempfile::TempDir;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer};
 
@@ -45,7 +46,8 @@ fn letter(byte: u8) -> char {
 
 /// A small model whose tokens are the bytes, "ab", "bc", "abc" and a start token; "abc" is made of "ab" only.
 fn file(pre: &str) -> Gguf {
-    let mut file = gguf_of("llama_tied");
+    static MODEL: OnceLock<Gguf> = OnceLock::new();
+    let mut file = MODEL.get_or_init(|| gguf_of("llama_tied")).clone();
     let mut tokens: Vec<String> = (0..=255).map(|byte| letter(byte).to_string()).collect();
     tokens.extend(["ab", "bc", "abc", "<start>", "xyz"].map(str::to_owned));
     let mut kinds = vec![1; tokens.len()];

@@ -29,6 +29,10 @@ const SAMPLING: [(&str, &str); 5] = [
     ("penalty_repeat", "repetition_penalty"),
 ];
 
+/// All gate projections of a layer's experts, and what some files have instead.
+const EXPERT_GATES: &str = "ffn_gate_exps.weight";
+const EXPERT_GATES_AND_UPS: &str = "ffn_gate_up_exps.weight";
+
 /// An open model.
 pub(super) struct Source(Parts);
 
@@ -171,6 +175,10 @@ fn container_name(family: &Family, name: &str) -> Option<(String, &'static Role)
         // The layer's experts in one tensor; they are taken apart later.
         if let Some(role) = of(EXPERT, rest) {
             return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.{}", role.name), role));
+        }
+        // Gate and up projections together, those of an expert one below the other.
+        if let Some(role) = of(EXPERT, EXPERT_GATES).filter(|_| rest == EXPERT_GATES_AND_UPS) {
+            return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.gate_up_proj.weight"), role));
         }
         let role = of(LAYER, rest)
             .or_else(|| of(MIXTURE, rest))
