@@ -4,8 +4,8 @@
 use cmf_gpu::kernel::{Access, Variant};
 use cmf_gpu::shader::{all_variants, compose};
 use naga::back::{hlsl, msl, spv};
-use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
-use naga::{AddressSpace, Module, StorageAccess, TypeInner};
+use naga::valid::{Capabilities, FunctionInfo, ModuleInfo, ValidationFlags, Validator};
+use naga::{AddressSpace, Expression, Function, Handle, Module, Statement, StorageAccess, TypeInner};
 
 /// What the WebGPU defaults guarantee.
 const MAX_STORAGE_BUFFERS: usize = 8;
@@ -146,4 +146,64 @@ fn every_variant_translates_to_every_backend() {
             .unwrap_or_else(|err| panic!("{name}: {err}"));
         assert!(text.contains("numthreads"), "{name}");
     }
+}
+
+/// Statements of a function that write to a component of a vector by an index that is not constant.
+fn indexed_writes(module: &Module, function: &Function, info: &FunctionInfo) -> usize {
+    let is_component = |pointer: Handle<Expression>| match function.expressions[pointer] {
+        Expression::Access { base, .. } => match *info[base].ty.inner_with(&module.types) {
+            TypeInner::Pointer { base, .. } => matches!(module.types[base].inner, TypeInner::Vector { .. }),
+            TypeInner::ValuePointer { size, .. } => size.is_some(),
+            _ => false,
+        },
+        _ => false,
+    };
+    let (mut count, mut blocks) = (0, vec![&function.body]);
+    while let Some(block) = blocks.pop() {
+        for statement in block {
+            match statement {
+                Statement::Store { pointer, .. } if is_component(*pointer) => count += 1,
+                Statement::Block(inner) => blocks.push(inner),
+                Statement::If { accept, reject, .. } => blocks.extend([accept, reject]),
+                Statement::Loop { body, continuing, .. } => blocks.extend([body, continuing]),
+                Statement::Switch { cases, .. } => blocks.extend(cases.iter().map(|case| &case.body)),
+                _ => {}
+            }
+        }
+    }
+    count
+}
+
+fn all_indexed_writes(module: &Module, info: &ModuleInfo) -> usize {
+    let functions = module.functions.iter();
+    let functions = functions.map(|(handle, function)| indexed_writes(module, function, &info[handle]));
+    let entries = module.entry_points.iter().enumerate();
+    let entries = entries.map(|(i, entry)| indexed_writes(module, &entry.function, info.get_entry_point(i)));
+    functions.chain(entries).sum()
+}
+
+/// The old shader compiler of DirectX rejects them.
+#[test]
+fn no_variant_writes_to_a_vector_by_a_variable_index() {
+    for variant in all_variants() {
+        let (module, info) = parse(&variant);
+        assert_eq!(all_indexed_writes(&module, &info), 0, "{}", variant.name());
+    }
+    // What is looked for is found, whatever the vector lies in, and nothing else is.
+    let source = "
+        @group(0) @binding(0) var<storage, read_write> out: array<vec4f>;
+        var<workgroup> shared_rows: array<vec4f, 8>;
+        fn inner(i: u32) { var v = vec4f(); if i > 2u { v[i & 3u] = 1.0; } out[i] = v; }
+        @compute @workgroup_size(1) fn main(@builtin(local_invocation_index) i: u32) {
+            inner(i);
+            loop { if i > 0u { break; } out[0][i & 3u] = 2.0; }
+            shared_rows[i][i & 3u] = 3.0;
+            out[1][2] = 4.0;
+            out[2].x = shared_rows[i][i & 3u];
+        }";
+    let module = naga::front::wgsl::parse_str(source).unwrap();
+    let info = Validator::new(ValidationFlags::all(), Capabilities::empty())
+        .validate(&module)
+        .unwrap();
+    assert_eq!(all_indexed_writes(&module, &info), 3);
 }

@@ -43,6 +43,9 @@ pub struct Args {
     /// How often routers choose experts, {"layers": {"3": [f0, f1, ...]}}: vbit gives often used experts more bits
     #[arg(long, env = "CMF_GPU_ROUTER_STATS", value_name = "F.json", hide_env = true)]
     router_stats: Option<PathBuf>,
+    /// Fail when tensors of the source would be left out, instead of naming them
+    #[arg(long, env = "CMF_GPU_STRICT", hide_env = true)]
+    strict: bool,
 }
 
 fn tensor_quant(text: &str) -> std::result::Result<(String, Dtype), String> {
@@ -79,6 +82,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         overrides: args.tensor_quant,
         mean_bits: args.mean_bits,
         router_stats: stats.transpose()?,
+        strict: args.strict,
     };
     let mut progress = |event: Event| {
         let Event::Tensor { done, total, .. } = event;

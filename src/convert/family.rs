@@ -99,7 +99,6 @@ const PLAIN: Family = Family {
     defaults: &[],
 };
 
-/// Which GGUF architecture a family comes from is decided by the first row that has it.
 /// What families with Gated DeltaNet layers have in common.
 const RECURRENT: Family = Family {
     model_type: "qwen3_5_text",
@@ -120,6 +119,7 @@ const RECURRENT: Family = Family {
     ..PLAIN
 };
 
+/// Which family a GGUF architecture is of is decided by the first row that has it.
 const FAMILIES: [Family; 12] = [
     Family {
         gguf_interleaves_qk: true,
@@ -149,7 +149,8 @@ const FAMILIES: [Family; 12] = [
     RECURRENT,
     Family {
         model_type: "qwen3_next",
-        gguf: "",
+        gguf: "qwen3next",
+        gguf_renormalises: true,
         delta: Some(Delta::Fused),
         experts: Some(Renormalise::AsSaid(true)),
         ..RECURRENT
@@ -519,13 +520,13 @@ pub(super) const LAYER: &[Role] = &[
     ),
     role(
         "linear_attn.in_proj_qkvz.weight",
-        "",
+        "ssm_in.weight",
         &[DeltaAll, Hidden],
         Need::DeltaOf(Delta::Fused),
     ),
     role(
         "linear_attn.in_proj_ba.weight",
-        "",
+        "ssm_ba.weight",
         &[TwoDeltaHeads, Hidden],
         Need::DeltaOf(Delta::Fused),
     ),

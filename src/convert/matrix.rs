@@ -71,6 +71,46 @@ impl Tiles {
     }
 }
 
+/// Parts that lie one after another in the source, each of all heads, where the parts of a head belong together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deal {
+    pub heads: usize,
+    /// Rows of a head in each part, in the order in which the parts lie and the head has them.
+    pub widths: [usize; 4],
+}
+
+impl Deal {
+    /// Rows of one head, `None` for more than there can be.
+    fn head(&self) -> Option<usize> {
+        self.widths
+            .iter()
+            .try_fold(0usize, |sum, &width| sum.checked_add(width))
+    }
+
+    /// Where the source has what belongs at `index`. The caller has checked that the heads are as many rows as there are.
+    fn source(&self, index: usize) -> usize {
+        let head_rows = self.head().unwrap_or(0).max(1);
+        let (head, mut within) = (index / head_rows, index % head_rows);
+        let mut before = 0;
+        for width in self.widths {
+            if within < width {
+                return before * self.heads + head * width + within;
+            }
+            within -= width;
+            before += width;
+        }
+        index
+    }
+}
+
+/// What lies below a matrix's own rows, and how both are dealt out.
+struct Below<'a> {
+    matrix: Matrix<'a>,
+    /// Rows above it.
+    above: usize,
+    deal: Deal,
+}
+
 /// One tensor of a source.
 pub(super) struct Matrix<'a> {
     /// Row-major shape.
@@ -90,6 +130,8 @@ pub(super) struct Matrix<'a> {
     excess: f32,
     /// The source holds -exp(v) of every value v.
     negative_exponentials: bool,
+    /// More rows, from another tensor of the source.
+    below: Option<Box<Below<'a>>>,
     origin: Origin<'a>,
 }
 
@@ -118,6 +160,7 @@ impl<'a> Matrix<'a> {
             tiled_cols: None,
             excess: 0.0,
             negative_exponentials: false,
+            below: None,
             origin: Origin::File(file, range),
         })
     }
@@ -134,6 +177,7 @@ impl<'a> Matrix<'a> {
             tiled_cols: None,
             excess: 0.0,
             negative_exponentials: false,
+            below: None,
             origin: Origin::Container(container, id),
         })
     }
@@ -175,6 +219,35 @@ impl<'a> Matrix<'a> {
         self
     }
 
+    /// The rows of this matrix and of `below`, which lies below it, dealt out to heads.
+    ///
+    /// Errors: `UnsupportedModel` when the rows of both are not these heads, or are not equally long.
+    pub fn dealt(mut self, below: Matrix<'a>, deal: Deal) -> Result<Matrix<'a>> {
+        let ([above, cols], [more, other]) = (&self.shape[..], &below.shape[..]) else {
+            bail!(UnsupportedModel, "only matrices are put together");
+        };
+        let all = deal.head().and_then(|head| head.checked_mul(deal.heads));
+        let sum = above.checked_add(*more);
+        if cols != other || all.is_none_or(|all| sum != Some(all as u64)) {
+            bail!(
+                UnsupportedModel,
+                "{:?} and {:?} are not {} heads of {:?} rows",
+                self.shape,
+                below.shape,
+                deal.heads,
+                deal.widths
+            );
+        }
+        let (above, cols) = (*above as usize, *cols);
+        self.shape = vec![all.unwrap_or(0) as u64, cols];
+        self.below = Some(Box::new(Below {
+            matrix: below,
+            above,
+            deal,
+        }));
+        Ok(self)
+    }
+
     /// `rows` rows from row `first` on, as a matrix of their own; of more dimensions all but the last count as rows.
     ///
     /// Errors: `Bounds` when there are not so many, `UnsupportedTensorType` for an encoding whose rows are not side by side.
@@ -183,6 +256,7 @@ impl<'a> Matrix<'a> {
             self.tiled_rows.is_some(),
             self.tiled_cols.is_some(),
             self.interleaved.is_some(),
+            self.below.is_some(),
         ];
         if reordered.contains(&true) || self.negative_exponentials {
             bail!(UnsupportedTensorType, "a tensor in another order is not taken apart");
@@ -224,6 +298,9 @@ impl<'a> Matrix<'a> {
 
     /// Errors: that of a type which cannot be read.
     pub fn readable(&self) -> Result<()> {
+        if let Some(below) = &self.below {
+            below.matrix.readable()?;
+        }
         self.encoding.clone().map(|_| ())
     }
 
@@ -241,6 +318,9 @@ impl<'a> Matrix<'a> {
 
     /// Says that the bytes are not needed any more.
     pub fn release(&self) {
+        if let Some(below) = &self.below {
+            below.matrix.release();
+        }
         match &self.origin {
             Origin::File(file, range) => file.release(range.start, range.len()),
             Origin::Container(container, id) => container.release(*id),
@@ -284,6 +364,19 @@ impl<'a> Matrix<'a> {
                 Ok(())
             }),
         };
+        if let Some(below) = &self.below {
+            let (more, above, deal) = (below.matrix.reader()?, below.above, below.deal);
+            return Ok(Box::new(move |first, out| {
+                let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
+                rows.try_for_each(|(row, out)| {
+                    let source = deal.source(first + row);
+                    match source.checked_sub(above) {
+                        None => plain(source, out),
+                        Some(source) => more(source, out),
+                    }
+                })
+            }));
+        }
         let source: Box<dyn Fn(usize) -> usize + Sync> = match (self.interleaved, self.tiled_rows) {
             (None, None) => return Ok(plain),
             (None, Some(tiles)) => Box::new(move |index| tiles.source(index)),

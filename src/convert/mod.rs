@@ -52,6 +52,8 @@ pub struct Options {
     pub mean_bits: Option<f64>,
     /// How much the experts are worth that share the bits of vbit.
     pub router_stats: Option<RouterStats>,
+    /// Whether a source tensor that would be left out is an error.
+    pub strict: bool,
 }
 
 impl Options {
@@ -62,6 +64,7 @@ impl Options {
             overrides: Vec::new(),
             mean_bits: None,
             router_stats: None,
+            strict: false,
         }
     }
 }
@@ -102,7 +105,7 @@ pub enum Event<'a> {
 /// container.
 /// Errors: `UnsupportedModel` names the architecture or the configuration key that cannot be honoured,
 /// `UnsupportedTensorType` the type that cannot be read and the tensor whose values its type cannot hold, `MissingTensor` what the
-/// network needs and the source lacks; `Usage` when `out` is an input, an override matches nothing, or bits are asked for that no
+/// network needs and the source lacks (with [`Options::strict`] also `UnsupportedModel` for what it has besides); `Usage` when `out` is an input, an override matches nothing, or bits are asked for that no
 /// tensor has; `Io`, `Parse`, `Bounds` `HashMismatch` and the container's own for files that are no good.
 pub fn convert(
     src: &Path,
@@ -293,6 +296,15 @@ fn write(
         dropped,
         mut notes,
     } = model;
+    if options.strict
+        && let Some(first) = dropped.first()
+    {
+        bail!(
+            UnsupportedModel,
+            "{} of the source's tensors would be left out, and none may be; the first is {first}",
+            dropped.len()
+        );
+    }
     let tensors = plan::order(tensors);
     let (dtypes, chosen) = plan::dtypes(&tensors, options)?;
     notes.extend(chosen);

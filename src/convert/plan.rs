@@ -17,11 +17,26 @@ const OUTER_BITS: f64 = 5.0;
 /// The type of every tensor, in order, and what a person should know about them: the last matching override's, or what suits
 /// the tensor's role, unless the shape does not allow it.
 ///
-/// Errors: `Usage` for an override that matches no name.
+/// Errors: `Usage` for an override that matches no name, or only tensors that are never stored in the type.
 pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype>, Vec<String>)> {
     for (glob, dtype) in &options.overrides {
-        if !tensors.iter().any(|tensor| matches(glob, &tensor.name)) {
+        let named = || tensors.iter().filter(|tensor| matches(glob, &tensor.name));
+        if named().next().is_none() {
             bail!(Usage, "no tensor is called '{glob}', which is to be {}", dtype.name());
+        }
+        // What becomes of matrices whose shape a type does not have is a note below.
+        let stays = |tensor: &Tensor| {
+            let shape = &tensor.data.shape;
+            shape.len() < 2 && storage_dtype(*dtype, shape) != *dtype
+        };
+        if named().all(stays) {
+            bail!(
+                Usage,
+                "'{glob}' is to be {}, but names {} vectors only, and they are always {}",
+                dtype.name(),
+                named().count(),
+                Dtype::F16.name()
+            );
         }
     }
     let layers = tensors.iter().filter_map(|tensor| layer(&tensor.name)).max();

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Size of one step's slot in the parameter buffer: the largest offset alignment that WebGPU allows a device to ask for.
 pub const PARAMS_SLOT: u64 = 256;
@@ -146,7 +146,13 @@ pub struct DeviceOptions {
     pub force_exact_half: bool,
     /// Cut weights into segments of at most so many bytes.
     pub max_segment: Option<u64>,
+    /// How long one submission may take before the device counts as stuck, and as lost. `None`: 60 seconds on hardware, where
+    /// submissions are made to take a fraction of one, and for ever on software adapters.
+    pub patience: Option<Duration>,
 }
+
+/// What [`DeviceOptions::patience`] is on hardware.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What became of a device. That it is lost explains whatever else went wrong.
 #[derive(Default)]
@@ -460,14 +466,28 @@ impl Device {
         }
     }
 
-    /// Waits until a submission is done.
+    /// Waits until a submission is done. Errors: `DeviceLost` when that takes longer than a device has.
     pub(super) fn wait(&self, submission: wgpu::SubmissionIndex) -> Result<()> {
+        let usual = (self.kind != DeviceKind::Software).then_some(PATIENCE);
+        let timeout = self.options.patience.or(usual);
         let wait = wgpu::PollType::Wait {
             submission_index: Some(submission),
-            timeout: None,
+            timeout,
         };
-        let polled = self.device.poll(wait);
-        polled.map_err(|err| self.failure(format!("waiting for the device: {err}")))?;
+        match self.device.poll(wait) {
+            Ok(_) => {}
+            Err(wgpu::PollError::Timeout) => {
+                let _ = self.fate.lost.set(Error::new(
+                    Kind::DeviceLost,
+                    format!(
+                        "{}: nothing came of what was submitted for {:?}; the device is taken for stuck",
+                        self.name,
+                        timeout.unwrap_or_default()
+                    ),
+                ));
+            }
+            Err(err) => return Err(self.failure(format!("waiting for the device: {err}"))),
+        }
         self.check()
     }
 

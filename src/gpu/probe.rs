@@ -150,12 +150,7 @@ pub(super) fn wait_for_map(
     buffer.map_async(mode, .., move |result| {
         let _ = sender.send(result);
     });
-    let wait = wgpu::PollType::Wait {
-        submission_index: Some(submission),
-        timeout: None,
-    };
-    let polled = device.device.poll(wait);
-    polled.map_err(|err| device.failure(format!("waiting for the device: {err}")))?;
+    device.wait(submission)?;
     // Another thread that polls the same device may have taken our callback and not called it yet.
     loop {
         device.check()?;

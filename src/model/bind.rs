@@ -73,7 +73,11 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
         },
         ropes,
         masks: tensors.masks().cloned().unwrap_or_default(),
-        max_positions: arch.max_position_embeddings,
+        max_positions: [arch.max_position_embeddings, rope::ends(arch)]
+            .into_iter()
+            .flatten()
+            .min(),
+        rope_ends: rope::ends(arch),
         unused,
     })
 }

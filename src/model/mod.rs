@@ -290,6 +290,8 @@ pub struct Model {
     pub ropes: Vec<Rope>,
     /// Positions the model was trained for.
     pub max_positions: Option<usize>,
+    /// Longest context that the rotary tables are right for, `None` = any.
+    pub rope_ends: Option<usize>,
     /// Task masks over the layers; their units are asked for by visit: pass · layers + layer.
     pub masks: Masks,
     /// Tensors that nothing uses.

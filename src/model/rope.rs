@@ -46,6 +46,17 @@ pub fn global(arch: &Arch) -> Result<Rope> {
     })
 }
 
+/// Positions that the header's rotation is right for, `None` = all.
+///
+/// LongRoPE has two lists of divisors, and a header has room for one: that of short contexts, with a YaRN that stretches
+/// nothing for the factor. In a longer context the model turns every position by the other list.
+pub fn ends(arch: &Arch) -> Option<usize> {
+    let short = arch.yarn.as_ref().filter(|yarn| yarn.factor == 1.0);
+    short
+        .filter(|_| arch.rope_freq_factors.is_some())
+        .map(|yarn| yarn.original_max_position_embeddings)
+}
+
 /// The frequencies of layers that see a window: their own base, and no scaling.
 pub fn local(arch: &Arch) -> Result<Rope> {
     let share = arch.local_partial_rotary_factor.unwrap_or(arch.partial_rotary_factor);

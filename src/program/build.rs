@@ -48,7 +48,7 @@ pub struct ExpertOptions {
 }
 
 /// Lowers the network. Errors: `UnsupportedTensorType` for weights without kernels, `OutOfMemory` when a buffer exceeds the
-/// largest binding, `UnsupportedModel` for shapes no kernel serves.
+/// largest binding, `UnsupportedModel` for shapes no kernel serves, `Usage` for a context that the file has no rotation for.
 pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Result<Plan> {
     let mut b = Builder {
         tensors,
@@ -59,6 +59,14 @@ pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Resu
         routed: Vec::new(),
         paged: Vec::new(),
     };
+    if let Some(ends) = model.rope_ends.filter(|&ends| ends < options.ctx as usize) {
+        bail!(
+            Usage,
+            "a context of {} positions, but the file has the model's rotation for contexts of up to {ends} only; longer ones \
+             need other factors for every position (LongRoPE), which such files do not hold",
+            options.ctx
+        );
+    }
     let chunk = options.chunk as usize;
     if options.drafts >= MAX_COLUMNS {
         bail!(

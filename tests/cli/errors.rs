@@ -76,6 +76,7 @@ fn calls_that_make_no_sense_are_usage_errors() {
             "--tensor-quant",
             "*.down_prj.*=q8",
         ],
+        vec!["convert", model, "-o", "/tmp/x.cmf", "--tensor-quant", "*norm*=q4"],
         vec![
             "convert",
             model,

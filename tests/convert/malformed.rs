@@ -141,7 +141,7 @@ fn metadata_values() {
 #[test]
 fn tensor_records() {
     type Edit = fn(&mut Block);
-    let cases: [(Edit, Kind, &str); 20] = [
+    let cases: [(Edit, Kind, &str); 23] = [
         (|t| t.name = "n".repeat(65), Kind::Bounds, "65 bytes"),
         (|t| t.name.clear(), Kind::Parse, "empty tensor name"),
         (|t| t.dims.clear(), Kind::Parse, "0 dimensions"),
@@ -159,6 +159,13 @@ fn tensor_records() {
             Kind::Parse,
             "32 weights are not whole Q4_K blocks of 256",
         ),
+        (|t| t.kind = 42, Kind::UnsupportedTensorType, "42 (Q2_0)"),
+        (
+            |t| t.kind = 42,
+            Kind::UnsupportedTensorType,
+            "64 and with 128 weights a block",
+        ),
+        (|t| t.kind = 143, Kind::UnsupportedTensorType, "143 (PTQ1_0)"),
         (|t| t.kind = 142, Kind::UnsupportedTensorType, "142 (PQ2_0)"),
         (|t| t.kind = 4, Kind::UnsupportedTensorType, "4 (an unknown type)"),
         (|t| t.kind = u32::MAX, Kind::UnsupportedTensorType, "4294967295"),

@@ -1,9 +1,11 @@
 //! Sound files that cannot be honoured are refused, and the message names what it is about.
 
 use crate::build::{Copy, Gguf, Meta, fixture, gguf_of, run, source_values, with_header};
+use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::{Error, Kind};
 use serde_json::{Map, Value, json};
+use std::ops::ControlFlow;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -360,4 +362,78 @@ fn keys_of_gguf_files() {
         let err = refusal(&path);
         assert!(err.kind == kind && err.message.contains(wanted), "{wanted}: {err}");
     }
+}
+
+/// A difference of thousands of tensors is a number, or a list that fills the screen.
+#[test]
+fn messages_name_the_first_of_many_missing_and_unused_tensors() {
+    let mut file = gguf_of("qwen2");
+    for tensor in &mut file.tensors {
+        if tensor.name.starts_with("blk.1.ffn_") || tensor.name.starts_with("blk.0.attn_q") {
+            tensor.name = tensor.name.replace("blk.", "block.");
+        }
+    }
+    let renamed = file
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.name.starts_with("block."))
+        .count();
+    assert_eq!(renamed, 6);
+    file.f32("another.weight", &[8], &[0.0; 8]);
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    let err = refusal(&path);
+    assert_eq!(err.kind, Kind::MissingTensor);
+    // The bias of a query may be absent, so five are missing.
+    let (missing, unused) = err.message.split_once("; not used: ").unwrap();
+    let quoted = |text: &str| text.matches("'").count() / 2;
+    assert_eq!((quoted(missing), quoted(unused)), (5, 5), "{err}");
+    assert!(missing.contains("model.layers.1.mlp.down_proj.weight"), "{err}");
+    assert!(!missing.contains("more") && unused.ends_with("and 2 more"), "{err}");
+    file.tensors.retain(|tensor| !tensor.name.starts_with("blk.1."));
+    std::fs::write(&path, file.bytes()).unwrap();
+    let err = refusal(&path);
+    let missing = err.message.split_once("; not used: ").unwrap().0;
+    assert!(quoted(missing) == 5 && missing.contains(" more"), "{err}");
+}
+
+#[test]
+fn what_is_left_out_is_named_and_can_be_forbidden() {
+    let strict = |src: &Path| {
+        let dir = TempDir::new().unwrap();
+        let options = Options {
+            strict: true,
+            ..Options::new(Dtype::F16)
+        };
+        let done = convert(src, &dir.path().join("o.cmf"), &options, &mut |_| {
+            ControlFlow::Continue(())
+        });
+        if done.is_err() {
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
+        done
+    };
+    assert!(strict(&fixture("qwen3")).is_ok());
+    // A head for several tokens that is lost on the way: two of its tensors, and the configuration announces none.
+    let copy = Copy::of("qwen3");
+    let mut tensors = source_values("qwen3");
+    for name in ["mtp.fc.weight", "mtp.norm.weight"] {
+        tensors.insert(name.into(), (vec![4], vec![0.0; 4]));
+    }
+    copy.tensors(&tensors);
+    let dir = TempDir::new().unwrap();
+    let report = run(copy.path(), &dir.path().join("o.cmf"), Dtype::F16).unwrap();
+    let dropped = report.dropped.join(", ");
+    assert_eq!(report.dropped.len(), 2, "{dropped}");
+    assert!(
+        dropped.contains("model.mtp.eh_proj.weight") && dropped.contains("model.mtp.norm.weight"),
+        "{dropped}"
+    );
+    let err = strict(copy.path()).unwrap_err();
+    assert_eq!(err.kind, Kind::UnsupportedModel);
+    assert!(
+        err.message.contains("2 of the source's tensors") && err.message.contains("model.mtp.eh_proj.weight"),
+        "{err}"
+    );
 }

@@ -119,7 +119,7 @@ fn the_last_glob_that_matches_counts() {
         ("*proj*", Dtype::Q8Row),
         ("model.layers.?.mlp.*", Dtype::Q4Tiled),
         ("model.layers.2.*.up_proj.weight", Dtype::F32),
-        ("*_norm.weight", Dtype::Q8Row),
+        ("model.layers.0.self_attn.q_*", Dtype::Q8Row),
         ("model.embed*", Dtype::Q1),
     ]);
     let (_dir, _, container) = run(&fixture("qwen3"), &options).unwrap();
@@ -128,8 +128,11 @@ fn the_last_glob_that_matches_counts() {
     assert_eq!(types["model.layers.1.mlp.up_proj.weight"], Dtype::Q4Tiled);
     assert_eq!(types["model.layers.2.mlp.up_proj.weight"], Dtype::F32);
     assert_eq!(types["model.embed_tokens.weight"], Dtype::Q1);
-    // A vector has no other type.
+    // A vector has no other type, and a glob may name some besides matrices.
     assert_eq!(types["model.layers.0.self_attn.q_norm.weight"], Dtype::F16);
+    assert_eq!(types["model.layers.0.self_attn.q_proj.weight"], Dtype::Q8Row);
+    // They can be called what they are.
+    assert!(run(&fixture("qwen3"), &overrides(&[("*norm*", Dtype::F16)])).is_ok());
 }
 
 #[test]
@@ -145,6 +148,19 @@ fn what_cannot_be_meant_is_refused() {
             "*.down_prj.*",
         ),
         (overrides(&[("", Dtype::F16)]), "''"),
+        (
+            overrides(&[("*norm*", Dtype::Q4Block)]),
+            "'*norm*' is to be q4_block, but names 5 vectors only, and they are always f16",
+        ),
+        (
+            overrides(&[("model.norm.weight", Dtype::F32)]),
+            "'model.norm.weight' is to be f32",
+        ),
+        // Of several the one that cannot be meant.
+        (
+            overrides(&[("*", Dtype::Q8Row), ("*_proj.bias", Dtype::Q8Row)]),
+            "'*_proj.bias'",
+        ),
         (vbit(2.5), "2.5"),
         (vbit(9.0), "9"),
         (vbit(f64::NAN), "NaN"),

@@ -14,6 +14,7 @@ mod mixed;
 mod paging;
 mod parity;
 mod recurrent;
+mod rotation;
 mod scale;
 mod skills;
 mod speculation;

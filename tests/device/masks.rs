@@ -446,6 +446,25 @@ fn an_open_mask_is_none() {
     );
 }
 
+/// A mask that makes the whole model f32, or keeps the masked weights beside the others.
+#[test]
+fn a_mask_takes_no_weights_of_its_own() {
+    for dtype in [Dtype::Q4tp, Dtype::Q8Row, Dtype::Q82f] {
+        let golden = Golden::of("qwen2", crate::golden("qwen2", dtype));
+        let plain = Network::same(&golden).plan(1 << 30);
+        let edit = |mask: &mut Mask| {
+            for layer in 0..2 {
+                (0..40).for_each(|unit| mask.set_ffn(layer, unit * 3, false).unwrap());
+            }
+        };
+        let masked = Network::same(&golden).with(edit, false).plan(1 << 30);
+        assert!(masked.masking.is_some());
+        assert!(masked.weight_bytes() <= plain.weight_bytes(), "{}", dtype.name());
+        let more = masked.buffer_bytes().saturating_sub(plain.buffer_bytes());
+        assert!(more * 5 <= plain.weight_bytes(), "{}: {more} bytes more", dtype.name());
+    }
+}
+
 #[test]
 fn a_mask_of_what_cannot_be_left_out_is_refused() {
     let refused = |name: &'static str, edit: fn(&mut Mask)| {

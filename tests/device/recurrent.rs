@@ -9,7 +9,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::{Kv, Op};
-use cmf_gpu::program::{Executor, ExpertOptions, Plan, PlanOptions};
+use cmf_gpu::program::{Executor, ExpertOptions, Grid, Plan, PlanOptions};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Generation, Session};
 use safetensors::SafeTensors;
@@ -135,6 +135,48 @@ fn chunks_of_every_size_leave_the_same_bits() {
     for chunk in [8, 16, 24] {
         assert!(run(chunk) == whole, "chunks of {chunk}");
     }
+}
+
+/// A prompt that takes four times as long when it is twice as long, or one dispatch that takes as long as the prompt is.
+#[test]
+fn a_prompt_costs_recurrent_layers_as_much_as_it_is_long() {
+    let golden = model();
+    let plan = golden.plan(16, 1 << 30);
+    let recurrent = plan.programs[0]
+        .steps
+        .iter()
+        .filter(|step| (0..LAYERS).any(|layer| step.label.starts_with(&format!("layer.{layer:02}."))));
+    // No step of them has more to do at a later position.
+    assert!(recurrent.clone().count() > LAYERS);
+    recurrent.for_each(|step| assert!(!matches!(step.grid, Grid::Blocks(_)), "{}", step.label));
+    let dispatches = |tokens: usize| {
+        let device = crate::device();
+        let options = PlanOptions {
+            ctx: 520,
+            chunk: 16,
+            kv: Kv::F16,
+            max_binding: device.max_binding(),
+            all_logits: false,
+            drafts: 0,
+            experts: ExpertOptions::default(),
+        };
+        let plan = crate::plan_of(&golden.tensors, &options);
+        let executor = GpuExecutor::new(device, plan.clone(), &*golden.tensors, &mut |_, _| Ok(())).unwrap();
+        let mut session = Session::new(plan, Box::new(executor));
+        let before = session.counters().dispatches;
+        prefill(
+            &mut session,
+            &prompt(2).into_iter().cycle().take(tokens).collect::<Vec<_>>(),
+        );
+        session.counters().dispatches - before
+    };
+    let [half, whole] = [256, 512].map(dispatches);
+    assert!(half >= 16 * plan.programs[0].steps.len() as u64 / 2, "{half}");
+    // The head, which only the last chunk has.
+    assert!(
+        whole <= 2 * half && whole + 16 >= 2 * half,
+        "{half} and {whole} dispatches"
+    );
 }
 
 fn with_drafts(golden: &Golden, drafts: u32, host: bool) -> Session {

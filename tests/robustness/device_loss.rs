@@ -9,9 +9,16 @@ use cmf_gpu::{Kind, Result};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A device of the host application's own, so that it can be taken away, and the engine's view of it.
 fn device() -> (wgpu::Device, Arc<Device>) {
+    let (raw, _, shared) = patient(None);
+    (raw, shared)
+}
+
+/// The same with its queue, and how long the engine waits for it.
+fn patient(patience: Option<Duration>) -> (wgpu::Device, wgpu::Queue, Arc<Device>) {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.flags = wgpu::InstanceFlags::empty();
     let instance = wgpu::Instance::new(descriptor);
@@ -23,8 +30,12 @@ fn device() -> (wgpu::Device, Arc<Device>) {
         ..Default::default()
     };
     let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).unwrap();
-    let shared = Device::from_wgpu(device.clone(), queue, DeviceOptions::default()).unwrap();
-    (device, Arc::new(shared))
+    let options = DeviceOptions {
+        patience,
+        ..DeviceOptions::default()
+    };
+    let shared = Device::from_wgpu(device.clone(), queue.clone(), options).unwrap();
+    (device, queue, Arc::new(shared))
 }
 
 fn load(path: &Path, device: &Arc<Device>) -> Result<Engine> {
@@ -91,4 +102,97 @@ fn a_device_lost_while_loading_or_reading_a_prompt_is_an_error() {
             ControlFlow::Continue(())
         }),
     );
+}
+
+/// Keeps the device busy for seconds: one thread, whose every round needs the one before.
+fn occupy(device: &wgpu::Device, queue: &wgpu::Queue) {
+    let source = "
+        @group(0) @binding(0) var<storage, read_write> data: array<u32>;
+        @compute @workgroup_size(1) fn main() {
+            var x = data[0];
+            for (var i = 0u; i < data[1]; i += 1u) { x = x * 1664525u + 1013904223u + (x >> 7u); }
+            data[0] = x;
+        }";
+    let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+        label: None,
+        source: wgpu::ShaderSource::Wgsl(source.into()),
+    });
+    let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        label: None,
+        layout: None,
+        module: &module,
+        entry_point: Some("main"),
+        compilation_options: wgpu::PipelineCompilationOptions::default(),
+        cache: None,
+    });
+    let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
+    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: 8,
+        usage,
+        mapped_at_creation: false,
+    });
+    queue.write_buffer(&buffer, 4, &65_000u32.to_le_bytes());
+    let entry = wgpu::BindGroupEntry {
+        binding: 0,
+        resource: buffer.as_entire_binding(),
+    };
+    let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: None,
+        layout: &pipeline.get_bind_group_layout(0),
+        entries: &[entry],
+    });
+    let mut encoder = device.create_command_encoder(&Default::default());
+    let mut pass = encoder.begin_compute_pass(&Default::default());
+    pass.set_pipeline(&pipeline);
+    pass.set_bind_group(0, &group, &[]);
+    pass.dispatch_workgroups(800, 1, 1);
+    drop(pass);
+    queue.submit([encoder.finish()]);
+}
+
+/// A device that hangs, and with it the program, with nothing said.
+///
+/// Lavapipe computes in the call that submits, so that there is never anything to wait for.
+#[test]
+#[ignore = "needs a device that computes beside the program; scripts/second-vulkan has one"]
+fn a_device_that_makes_no_progress_is_an_error_and_the_text_so_far_stays() {
+    let (_dir, path) = Permutation::repeating(&[b"a", b"b"]).file();
+    let (raw, queue, shared) = patient(Some(Duration::from_millis(400)));
+    let mut engine = load(&path, &shared).unwrap();
+    let mut streamed = String::new();
+    let mut stuck = None;
+    let told = engine.continue_tokens(&[PROMPT], &greedy(400, &[]), &Cancel::new(), &mut |text| {
+        streamed.push_str(text);
+        if streamed.len() == 5 {
+            occupy(&raw, &queue);
+            stuck = Some(Instant::now());
+        }
+        ControlFlow::Continue(())
+    });
+    let waited = stuck.unwrap().elapsed();
+    let err = told.unwrap_err();
+    assert_eq!(err.kind, Kind::DeviceLost, "{err}");
+    assert!(
+        err.message.contains("for 400ms") && err.message.contains("stuck"),
+        "{err}"
+    );
+    assert!((5..400).contains(&streamed.len()), "{streamed}");
+    assert!(waited >= Duration::from_millis(400), "{waited:?}");
+    // What it is asked for afterwards is refused at once.
+    let again = Instant::now();
+    lost(
+        engine.continue_tokens(&[PROMPT; 300], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+            ControlFlow::Continue(())
+        }),
+    );
+    assert!(again.elapsed() < Duration::from_millis(300));
+    // A device with more patience has the answer after all.
+    let (raw, queue, shared) = patient(Some(Duration::from_secs(600)));
+    let mut engine = load(&path, &shared).unwrap();
+    occupy(&raw, &queue);
+    let told = engine.continue_tokens(&[PROMPT], &greedy(4, &[]), &Cancel::new(), &mut |_| {
+        ControlFlow::Continue(())
+    });
+    assert_eq!(told.unwrap().text, "abab");
 }

@@ -1,6 +1,6 @@
 //! The program: what it prints, writes and says when the world is not as it should be.
 
-use crate::permutation::{FIRST, PROMPT, Permutation};
+use crate::permutation::{END, FIRST, PROMPT, Permutation};
 use cmf_gpu::dtype::Dtype;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -176,6 +176,83 @@ fn a_model_without_an_end_says_so() {
         assert_eq!((code, stdout.as_str()), (Some(0), "aaa\n"));
         assert_eq!(stderr.contains("no token that ends an answer"), !ends, "{stderr}");
     }
+}
+
+/// The end of turn that every reader of the vocabulary sees is missing in the header, and the answer goes on over it.
+#[test]
+fn a_special_end_of_turn_ends_answers_in_files_that_name_none() {
+    for (special, wanted) in [(true, "ok\n"), (false, "ok<|im_end|>!\n")] {
+        let mut model = Permutation::saying(&[b"ok", b"<|im_end|>", b"!"]);
+        model.eos = vec![END];
+        if special {
+            model.eos.clear();
+            model.special.push(FIRST + 1);
+        }
+        let (_dir, path) = model.file();
+        let (code, stdout, stderr) = run(&path, &["-n", "8"]);
+        assert_eq!((code, stdout.as_str()), (Some(0), wanted), "{stderr}");
+    }
+}
+
+/// A head for several tokens is announced, and its tensors are not there: a crash, or drafts of nothing.
+#[test]
+fn a_draft_head_without_tensors_is_said_and_gone_without() {
+    let mut model = Permutation::walking(Dtype::F16);
+    model.header = |header| {
+        header["arch"]["mtp"] = json!({"num_layers": 1, "share_lm_head": true, "share_embed": true});
+    };
+    let (_dir, path) = model.file();
+    let (_, text, _) = said(&program().arg("info").arg(&path).output().unwrap());
+    assert!(
+        text.contains("draft head   declared, its tensors are missing"),
+        "{text}"
+    );
+    let (_, info, _) = said(&program().arg("info").arg(&path).arg("--json").output().unwrap());
+    let info: Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(
+        (&info["mtp"]["num_layers"], &info["draft_head"], &info["runs"]),
+        (&json!(1), &json!(false), &json!(true))
+    );
+    let (code, stdout, stderr) = run(&path, &["-n", "20", "--json"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let answer: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(answer["tokens"], json!(model.path(PROMPT, 20)));
+    assert_eq!(answer["speculation"]["mode"], "off");
+}
+
+/// A context beyond the one that a file has the rotation of gives nonsense from the first position on, and nothing says so.
+#[test]
+fn a_context_without_rotation_is_refused() {
+    let mut model = Permutation::saying(&[b"ok"]);
+    model.header = |header| {
+        header["arch"]["rope_freq_factors"] = json!([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]);
+        header["arch"]["yarn"] = json!({
+            "factor": 1.0, "original_max_position_embeddings": 256, "beta_fast": 32.0, "beta_slow": 1.0,
+            "attention_factor": 1.19
+        });
+        // Whatever it says of its training.
+        header["arch"]["max_position_embeddings"] = json!(1024);
+    };
+    let (_dir, path) = model.file();
+    let (code, stdout, stderr) = run(&path, &["-c", "256"]);
+    assert_eq!((code, stdout.as_str()), (Some(0), "ok\n"), "{stderr}");
+    for flags in [&[][..], &["-c", "0"]] {
+        assert_eq!(run(&path, flags).1, "ok\n");
+    }
+    for ctx in ["257", "1024"] {
+        let (code, stdout, stderr) = run(&path, &["-c", ctx]);
+        assert_eq!((code, stdout.as_str()), (Some(2), ""), "{ctx}: {stderr}");
+        assert!(
+            stderr.starts_with("error: Usage: ") && stderr.contains("contexts of up to 256 only"),
+            "{stderr}"
+        );
+    }
+    // With a stretch it is the rotation of any context.
+    model.header = |header| {
+        header["arch"]["yarn"] = json!({"factor": 4.0, "original_max_position_embeddings": 128});
+    };
+    let (_dir, path) = model.file();
+    assert_eq!(run(&path, &["-c", "512"]).1, "ok\n");
 }
 
 /// The model's own way to choose tokens is forgotten, or wins over a flag.

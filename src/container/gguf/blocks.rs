@@ -48,6 +48,9 @@ const READABLE: [(u32, BlockType); 15] = [
     (23, BlockType::IQ4_XS),
 ];
 
+/// An id that two formats use.
+const Q2_0: u32 = 42;
+
 /// Names of all ids that are in use, for the message that refuses one.
 const NAMES: [(u32, &str); 37] = [
     (0, "F32"),
@@ -84,7 +87,7 @@ const NAMES: [(u32, &str); 37] = [
     (39, "MXFP4"),
     (40, "NVFP4"),
     (41, "Q1_0"),
-    (42, "Q2_0"),
+    (Q2_0, "Q2_0"),
     (142, "PQ2_0"),
     (143, "PTQ1_0"),
 ];
@@ -99,10 +102,15 @@ impl BlockType {
             .iter()
             .find(|(known, _)| *known == id)
             .map_or("an unknown type", |(_, name)| name);
+        // One id, two layouts: what else is wrong with such a file is seen in its offsets only.
+        let hint = match id {
+            Q2_0 => "; two formats use this id, with 64 and with 128 weights a block, and it says not which",
+            _ => "",
+        };
         let readable = READABLE.map(|(_, kind)| format!("{kind:?}").to_uppercase());
         bail!(
             UnsupportedTensorType,
-            "tensor '{tensor}' has type {id} ({name}); readable are {}",
+            "tensor '{tensor}' has type {id} ({name}); readable are {}{hint}",
             readable.join(", ")
         );
     }

@@ -1,14 +1,17 @@
 //! Gated DeltaNet layers in GGUF files: their keys, and tensors that are stored in another order and form.
 //!
-//! By the converter of llama.cpp (architecture `qwen35`): value heads come with the first of every key head first, then the
-//! second of every key head, and so on; decay rates as -exp(A_log); the convolution without its middle dimension.
+//! By the converter of llama.cpp: decay rates come as -exp(A_log), the convolution without its middle dimension. Where inputs
+//! are split (`qwen35`), the first value head of every key head comes first, then the second of every key head, and so on.
+//! Where they are fused (`qwen3next`), value heads keep their order, and q, k, v and z are taken apart: two tensors, q of
+//! all heads, k of all heads, v of all heads, and z of all heads. Older files have the fused tensor.
 
 use super::keys::Keys;
-use crate::container::Arch;
+use crate::container::{Arch, LayerType};
 use crate::convert::Matrix;
 use crate::convert::arch::recurring;
-use crate::convert::family::{Family, Role};
-use crate::convert::matrix::Tiles;
+use crate::convert::bind::Found;
+use crate::convert::family::{Delta, Family, GGUF_LAYER_PREFIX, LAYER_PREFIX, Role};
+use crate::convert::matrix::{Deal, Tiles};
 use crate::error::{Result, bail};
 
 /// Hyperparameters of these families; the sections of the rotation make no difference to texts.
@@ -60,7 +63,7 @@ pub(super) fn read(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> 
 }
 
 /// A tensor of such a layer in the container's order and form.
-pub(super) fn arrange<'a>(mut matrix: Matrix<'a>, role: &Role, arch: &Arch) -> Result<Matrix<'a>> {
+pub(super) fn arrange<'a>(mut matrix: Matrix<'a>, role: &Role, family: &Family, arch: &Arch) -> Result<Matrix<'a>> {
     let Some(part) = role.name.strip_prefix("linear_attn.") else {
         return Ok(matrix);
     };
@@ -77,6 +80,12 @@ pub(super) fn arrange<'a>(mut matrix: Matrix<'a>, role: &Role, arch: &Arch) -> R
     if part == "conv1d.weight" && matrix.shape.len() == 2 {
         matrix.shape.insert(1, 1);
     }
+    if family.delta == Some(Delta::Fused) {
+        return Ok(match part {
+            "A_log" => matrix.negative_exponentials(),
+            _ => matrix,
+        });
+    }
     match part {
         "in_proj_qkv.weight" | "conv1d.weight" => matrix.tiled_rows(tiles(keys, value)),
         "in_proj_z.weight" => matrix.tiled_rows(tiles(0, value)),
@@ -85,4 +94,45 @@ pub(super) fn arrange<'a>(mut matrix: Matrix<'a>, role: &Role, arch: &Arch) -> R
         "out_proj.weight" => matrix.tiled_cols(tiles(0, value)),
         _ => Ok(matrix),
     }
+}
+
+/// Puts the inputs of layers whose q, k, v and z are one tensor in the container together where the file has two, which are
+/// still under the file's names.
+///
+/// Errors: `UnsupportedModel` for tensors that are not the heads that the keys say, `Parse` when the file has both forms.
+pub(super) fn join(found: &mut Found, family: &Family, arch: &Arch) -> Result<()> {
+    if family.delta != Some(Delta::Fused) {
+        return Ok(());
+    }
+    let of = |dim: Option<usize>| dim.unwrap_or(0);
+    let (heads, key) = (of(arch.linear_num_key_heads), of(arch.linear_key_head_dim));
+    let values = of(arch.linear_num_value_heads).saturating_mul(of(arch.linear_value_head_dim));
+    for (layer, kind) in arch.layer_types.iter().enumerate() {
+        if *kind != LayerType::LinearAttention {
+            continue;
+        }
+        let file = |part: &str| format!("{GGUF_LAYER_PREFIX}{layer}.{part}.weight");
+        let (qkv, z) = (file("attn_qkv"), file("attn_gate"));
+        if !found.contains_key(&qkv) || !found.contains_key(&z) {
+            continue;
+        }
+        let (Some(above), Some(below)) = (found.remove(&qkv), found.remove(&z)) else {
+            continue;
+        };
+        if heads == 0 || !values.is_multiple_of(heads) {
+            bail!(
+                UnsupportedModel,
+                "tensor '{z}': {values} rows of values are not shared by {heads} key heads"
+            );
+        }
+        let widths = [key, key, values / heads, values / heads];
+        let all = above
+            .dealt(below, Deal { heads, widths })
+            .map_err(|err| err.context(format!("tensors '{qkv}' and '{z}'")))?;
+        let name = format!("{LAYER_PREFIX}{layer}.linear_attn.in_proj_qkvz.weight");
+        if found.insert(name.clone(), all).is_some() {
+            bail!(Parse, "tensor '{name}' occurs twice, once in parts");
+        }
+    }
+    Ok(())
 }

@@ -29,6 +29,10 @@ const SAMPLING: [(&str, &str); 5] = [
     ("penalty_repeat", "repetition_penalty"),
 ];
 
+/// All gate projections of a layer's experts, and what some files have instead.
+const EXPERT_GATES: &str = "ffn_gate_exps.weight";
+const EXPERT_GATES_AND_UPS: &str = "ffn_gate_up_exps.weight";
+
 /// An open model.
 pub(super) struct Source(Parts);
 
@@ -64,6 +68,7 @@ impl Source {
         let mut notes = Vec::new();
         let mut arch = network::read(&self.0, &keys, family, &mut notes)?;
         let mut found = self.tensors(family, &arch)?;
+        delta::join(&mut found, family, &arch)?;
         experts::take_apart(&mut found, &arch)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.notes.extend(notes);
@@ -119,7 +124,7 @@ impl Source {
                 matrix = matrix.less(1.0);
             }
             if let Some(role) = role.filter(|_| family.delta.is_some()) {
-                matrix = delta::arrange(matrix, role, arch)
+                matrix = delta::arrange(matrix, role, family, arch)
                     .map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
             }
             if found.insert(name.clone(), matrix).is_some() {
@@ -170,6 +175,10 @@ fn container_name(family: &Family, name: &str) -> Option<(String, &'static Role)
         // The layer's experts in one tensor; they are taken apart later.
         if let Some(role) = of(EXPERT, rest) {
             return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.{}", role.name), role));
+        }
+        // Gate and up projections together, those of an expert one below the other.
+        if let Some(role) = of(EXPERT, EXPERT_GATES).filter(|_| rest == EXPERT_GATES_AND_UPS) {
+            return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.gate_up_proj.weight"), role));
         }
         let role = of(LAYER, rest)
             .or_else(|| of(MIXTURE, rest))

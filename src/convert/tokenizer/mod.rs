@@ -6,6 +6,7 @@
 mod byte_level;
 mod charsmap;
 mod sentence_piece;
+mod splitters;
 mod unigram;
 
 use crate::container::gguf::Metadata;
