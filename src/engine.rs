@@ -7,8 +7,9 @@ mod paging;
 mod place;
 mod task;
 
-pub use overlay::{Route, overlaid, routable};
+pub use overlay::{Route, incomparable, overlaid, routable};
 pub use place::{LoadProgress, Placed, Placement, Planned, check_budget, open_device, planned};
+pub use task::task_with;
 
 use crate::container::Container;
 use crate::error::{Result, bail};
@@ -64,6 +65,10 @@ pub struct Engine {
     container: Arc<Container>,
     placed: Placed,
     overlay: overlay::Active,
+    /// What the caller chose, whatever the skills say.
+    task: TaskChoice,
+    /// What is to be said with the next answer.
+    unsaid: Vec<String>,
     tokenizer: Option<Tokenizer>,
     template: ChatTemplate,
     special_tokens: Map<String, Value>,
@@ -98,6 +103,7 @@ impl Engine {
         progress: LoadProgress,
     ) -> Result<Engine> {
         let start = Instant::now();
+        let mut options = options.clone();
         if container.is_skill_file() {
             bail!(
                 SkillFile,
@@ -121,15 +127,20 @@ impl Engine {
         let defaults = sampling_defaults(&header.provenance);
 
         let (overlay, tensors) = overlay::Active::new(&container, &options.overlay)?;
-        let placed = match device {
-            Some(device) => Placed::new(&header.arch, tensors, Some(device), None, options, progress)?,
-            None => Placed::open(&header.arch, tensors, options, progress)?,
+        let (task, notice) = task_with(&container, &options.overlay, &options.task)?;
+        let task = std::mem::replace(&mut options.task, task);
+        let mut placed = match device {
+            Some(device) => Placed::new(&header.arch, tensors, Some(device), None, &options, progress)?,
+            None => Placed::open(&header.arch, tensors, &options, progress)?,
         };
+        placed.placement.notice = task::together(placed.placement.notice.take(), notice);
         let load_s = start.elapsed().as_secs_f64();
         Ok(Engine {
             container,
             placed,
             overlay,
+            task,
+            unsaid: Vec::new(),
             tokenizer,
             template,
             special_tokens,
@@ -157,23 +168,6 @@ impl Engine {
     /// The conversation's caches and positions.
     pub fn session(&mut self) -> &mut Session {
         &mut self.placed.session
-    }
-
-    /// The task whose mask is in force.
-    pub fn task(&self) -> Option<&str> {
-        self.placed.task()
-    }
-
-    /// Puts a task's mask in force, or with `None` the full model. No weights move, nothing is compiled; the conversation's
-    /// cache is forgotten, unless that is the task already. Returns what should be said about the task, once for each.
-    ///
-    /// Errors: `Usage` for a task that there is not, with those that there are; `UnsupportedModel` for a mask that restricts
-    /// what no kernel can leave out; the device's. After `Usage` and `UnsupportedModel` all is as it was.
-    pub fn set_task(&mut self, task: Option<&str>) -> Result<Option<String>> {
-        self.placed.set_task(&match task {
-            None => TaskChoice::Full,
-            Some(name) => TaskChoice::Named(name.into()),
-        })
     }
 
     /// Which skills are active.
@@ -341,7 +335,8 @@ impl Engine {
         answer.decode_s = start.elapsed().as_secs_f64() - answer.prefill_s;
         (answer.decode_runs, answer.decode_counters) = self.placed.session.decode_cost();
         answer.speculated = self.placed.session.speculated();
-        answer.notices = self.placed.session.take_notices();
+        answer.notices = std::mem::take(&mut self.unsaid);
+        answer.notices.extend(self.placed.session.take_notices());
         Ok(answer)
     }
 

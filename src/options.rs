@@ -78,7 +78,8 @@ impl FromStr for Speculation {
 /// Which task's mask is in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TaskChoice {
-    /// That of the file's default task, if there is a mask of that name; else none.
+    /// Open: that of the task which the active skill goes with; where there is no such skill, that of the file's default
+    /// task, if there is a mask of that name; else none.
     #[default]
     Default,
     /// None: the full model.

@@ -6,6 +6,8 @@ use crate::container::Selection;
 use crate::error::{Result, bail};
 use half::f16;
 
+/// The only metric that there is: E is a squared distance.
+pub const METRIC: &str = "mse";
 /// Most rounds of the power iteration; directions that are still turning then are as strong as each other.
 const ROUNDS: usize = 64;
 /// How little of a subspace may turn in a round for it to be found.
@@ -88,7 +90,7 @@ pub fn fit(examples: &[Vec<f64>], phi_layer: usize, rank: usize) -> Result<Selec
     }
     let basis = principal(&centred, rank.min(examples.len() - 1).min(hidden));
     Ok(Selection {
-        metric: Some("mse".into()),
+        metric: Some(METRIC.into()),
         phi_layer,
         mean,
         rank: basis.len(),

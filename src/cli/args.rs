@@ -1,7 +1,8 @@
 //! Flags that several commands share, and how text becomes values.
 
+use super::model::ModelArgs;
 use super::output::{Output, size};
-use super::overlay;
+use super::overlay::{self, OverlayArgs};
 use super::{Context, Result, usage};
 use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
@@ -53,13 +54,49 @@ pub struct DeviceArgs {
     /// Compiles shaders with bounds checks, to find out
     #[arg(long, env = "CMF_GPU_CHECKED_SHADERS", value_parser = FalseyValueParser::new(), hide_env = true)]
     checked_shaders: bool,
-    /// The task whose mask is active, none = the full model [default: the file's default task, if it has a mask]
+}
+
+/// Which mask is active.
+#[derive(Args)]
+pub struct TaskArgs {
+    /// The task whose mask is active, none = the full model [default: the active skill's, else the file's default task, if it
+    /// has such a mask]
     #[arg(long, env = "CMF_GPU_TASK", value_name = "NAME", value_parser = task, hide_env = true)]
     task: Option<TaskChoice>,
 }
 
-impl DeviceArgs {
+impl TaskArgs {
+    /// The choice, open where there is none.
+    pub fn choice(&self) -> TaskChoice {
+        self.task.clone().unwrap_or_default()
+    }
+}
+
+/// What runs where, under which mask and with which skills: the flags of every command that runs a model for its own sake.
+#[derive(Args)]
+pub struct LoadArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    pub task: TaskArgs,
+    #[command(flatten)]
+    pub overlay: OverlayArgs,
+}
+
+impl LoadArgs {
     /// The library's options, without drafts and skills.
+    pub fn options(&self) -> LoadOptions {
+        LoadOptions {
+            task: self.task.choice(),
+            ..self.device.options()
+        }
+    }
+}
+
+impl DeviceArgs {
+    /// The library's options, without drafts, masks and skills.
     pub fn options(&self) -> LoadOptions {
         LoadOptions {
             device: self.device.clone(),
@@ -69,7 +106,7 @@ impl DeviceArgs {
             checked_shaders: self.checked_shaders,
             all_logits: false,
             speculation: Speculation::Off,
-            task: self.task.clone().unwrap_or_default(),
+            task: TaskChoice::Default,
             count_routes: false,
             overlay: Overlay::Backbone,
         }
@@ -83,10 +120,19 @@ fn device(text: &str) -> std::result::Result<DeviceChoice, String> {
 
 /// A whole number that is not negative. Errors: which numbers there are.
 pub fn whole<T: TryFrom<u64>>(text: &str) -> std::result::Result<T, String> {
-    let number: Option<T> = text.parse::<u64>().ok().and_then(|number| T::try_from(number).ok());
-    number.ok_or_else(|| {
+    whole_from(0, text)
+}
+
+/// A whole number above 0. Errors: which numbers there are.
+pub fn positive<T: TryFrom<u64>>(text: &str) -> std::result::Result<T, String> {
+    whole_from(1, text)
+}
+
+fn whole_from<T: TryFrom<u64>>(least: u64, text: &str) -> std::result::Result<T, String> {
+    let number = text.parse::<u64>().ok().filter(|&number| number >= least);
+    number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
         format!(
-            "wanted a whole number from 0 to {}",
+            "wanted a whole number from {least} to {}",
             u64::MAX >> (64 - 8 * size_of::<T>())
         )
     })
@@ -237,6 +283,11 @@ mod tests {
             );
         }
         assert!(whole::<u64>("-1").unwrap_err().ends_with("to 18446744073709551615"));
+        assert_eq!(positive::<u32>("1"), Ok(1));
+        assert_eq!(
+            positive::<u32>("0").unwrap_err(),
+            "wanted a whole number from 1 to 4294967295"
+        );
     }
 
     #[test]

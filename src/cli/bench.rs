@@ -5,9 +5,10 @@
 
 mod plan;
 
-use super::args::{self, DeviceArgs, device_json, whole};
-use super::model::{self, ModelArgs};
-use super::overlay::OverlayArgs;
+use super::args::{self, LoadArgs, device_json, whole};
+use super::convert::quant;
+use super::model;
+use super::overlay::{BLEND_HELP, SKILL_HELP};
 use super::run::counters_json;
 use super::{Context, Outcome, Result, usage};
 use cmf_gpu::container::Container;
@@ -32,13 +33,10 @@ const CTX_HELP: &str =
 /// Flags of `bench`.
 #[derive(clap::Args)]
 #[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)))]
+#[command(mut_arg("skill", |arg| arg.help(SKILL_HELP)), mut_arg("blend", |arg| arg.help(BLEND_HELP)))]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
-    #[command(flatten)]
-    overlay: OverlayArgs,
+    load: LoadArgs,
     /// Tokens of the prompt; 0 leaves the row out
     #[arg(
         short = 'p',
@@ -141,14 +139,14 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         ));
     }
     let path = match args.synthetic {
-        Some(_) if args.model.optional(context)?.is_some() => {
+        Some(_) if args.load.model.optional(context)?.is_some() => {
             return Err(usage("--synthetic takes the place of MODEL"));
         }
         Some(_) => None,
-        None => Some(args.model.path(context)?),
+        None => Some(args.load.model.path(context)?),
     };
-    let mut options = args.device.options();
-    options.overlay = args.overlay.fixed(context)?;
+    let mut options = args.load.options();
+    options.overlay = args.load.overlay.fixed(context)?;
     if path.is_none() && options.overlay != Overlay::Backbone {
         return Err(usage("skills are a MODEL's, and there is none"));
     }
@@ -173,7 +171,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         false => None,
     };
     let mut subject = Subject::load(container, &args, &options, context).map_err(|err| match err.kind {
-        Kind::OutOfMemory if args.device.ctx.is_none() => {
+        Kind::OutOfMemory if args.load.device.ctx.is_none() => {
             let (p, n) = (args.n_prompt, args.n_gen);
             Error::new(
                 err.kind,
@@ -213,7 +211,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
                 "version": env!("CARGO_PKG_VERSION"),
                 "host": format!("{} {}", std::env::consts::ARCH, std::env::consts::OS),
                 "device": device_json(&placement),
-                "kv": args.device.kv.name(),
+                "kv": args.load.device.kv.name(),
                 "repetitions": args.repetitions,
                 "costs": costs.map(costs_json),
                 "counters": counters_json(&counters.1, counters.0, &session.counters(), &placement),
@@ -311,10 +309,6 @@ impl Subject {
             Subject::Synthetic(placed) => &mut placed.session,
         }
     }
-}
-
-fn quant(text: &str) -> std::result::Result<Dtype, String> {
-    Dtype::from_quant_name(text).ok_or_else(|| "wanted a type that convert writes".to_string())
 }
 
 /// Costs of the device that will run the model; `None` on the CPU reference.

@@ -129,7 +129,7 @@ impl<'a> Chat<'a> {
                         None => "there is no system message",
                     });
                 }
-                Ok(Command::Show(Some(name))) if name == "task" => sink.say(&self.task()),
+                Ok(Command::Show(Some(name))) if name == "task" => sink.say(&overlay::shown_task(self.engine)),
                 Ok(Command::Show(Some(name))) if name == "skill" => sink.say(&overlay::shown(self.engine)),
                 Ok(Command::Show(name)) => sink.say(&self.show(name)),
                 Ok(Command::Set(name, value)) if name == "task" => self.set_task(&value, sink)?,
@@ -158,10 +158,6 @@ impl<'a> Chat<'a> {
         }
     }
 
-    fn task(&self) -> String {
-        format!("task {}", self.engine.task().unwrap_or("none"))
-    }
-
     /// Puts a task's mask in force. Errors: those that end everything.
     fn set_task(&mut self, value: &str, sink: &mut dyn Sink) -> Result<()> {
         match self.engine.set_task(Some(value).filter(|value| *value != "none")) {
@@ -171,18 +167,27 @@ impl<'a> Chat<'a> {
                 if let Some(notice) = notice {
                     sink.note(&format!("note: {notice}"));
                 }
-                sink.say(&self.task());
+                sink.say(&overlay::shown_task(self.engine));
             }
         }
         Ok(())
     }
 
-    /// Changes the skill. Errors: those that end everything.
+    /// Changes the skill, and with it the mask where it goes with one. Errors: those that end everything.
     fn set_skill(&mut self, value: &str, sink: &mut dyn Sink) -> Result<()> {
+        let before = self.engine.task().map(str::to_owned);
         match self.engine.set_skill(Some(value).filter(|value| *value != "none")) {
             Err(err) if ends_everything(err.kind) => return Err(err),
             Err(err) => sink.say(&err.message),
-            Ok(()) => sink.say(&overlay::shown(self.engine)),
+            Ok(notice) => {
+                if let Some(notice) = notice {
+                    sink.note(&format!("note: {notice}"));
+                }
+                sink.say(&overlay::shown(self.engine));
+                if self.engine.task() != before.as_deref() {
+                    sink.say(&overlay::shown_task(self.engine));
+                }
+            }
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! `compact`: a model as one file without dead bytes.
 
+use super::model::there;
 use super::work::writing;
 use super::{Context, Result};
 use cmf_gpu::tools::compact::compact;
@@ -16,6 +17,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
+    there(&args.model)?;
     writing("compacting", &args.out, context, &mut |progress| {
         compact(&args.model, &args.out, progress)
     })

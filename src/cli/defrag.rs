@@ -1,5 +1,6 @@
 //! `defrag`: drops the neurons that a task's mask switches off.
 
+use super::model::there;
 use super::work::writing;
 use super::{Context, Result};
 use clap::builder::FalseyValueParser;
@@ -23,6 +24,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
+    there(&args.model)?;
     writing("defragmenting", &args.out, context, &mut |progress| {
         defrag(&args.model, &args.task, args.ffn_only, &args.out, progress)
     })

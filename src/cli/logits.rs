@@ -1,8 +1,7 @@
 //! `logits`: what the model says at every position of a given text, as a safetensors file.
 
-use super::args::{self, DeviceArgs, Tokens, token_list, whole};
-use super::model::{self, ModelArgs};
-use super::overlay::OverlayArgs;
+use super::args::{self, LoadArgs, Tokens, token_list, whole};
+use super::model;
 use super::{Context, Outcome, Result, usage};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::container::{not_the_output, target, temporary_beside};
@@ -17,11 +16,7 @@ use tempfile::NamedTempFile;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
-    #[command(flatten)]
-    overlay: OverlayArgs,
+    load: LoadArgs,
     /// The tokens, separated by commas
     #[arg(long, env = "CMF_GPU_TOKENS", value_parser = token_list, hide_env = true)]
     tokens: Tokens,
@@ -45,7 +40,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     let Tokens(tokens) = args.tokens;
-    let path = args.model.path(context)?;
+    let path = args.load.model.path(context)?;
     let prefill = args.step_from.unwrap_or(tokens.len());
     if prefill > tokens.len() {
         return Err(usage(format!(
@@ -53,12 +48,12 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             tokens.len()
         )));
     }
-    let mut options = args.device.options();
+    let mut options = args.load.options();
     options.all_logits = true;
     // Before minutes of work, not after.
     let container = model::open(&path)?;
     model::known_tokens(&tokens, &container)?;
-    let overlay = args.overlay.wanted(&container, context)?;
+    let overlay = args.load.overlay.wanted(&container, context)?;
     options.overlay = overlay.first();
     for input in container.shard_paths() {
         not_the_output(input, &args.out)?;

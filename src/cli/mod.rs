@@ -296,9 +296,20 @@ fn one_line(err: &clap::Error) -> String {
         .take_while(|part| !part.trim_start().starts_with("Usage:") && !part.starts_with("For more information"));
     let parts: Vec<String> = said
         .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter_map(|part| match part.split_once("as a value, use '-- ") {
+            Some((_, value)) => dashed(value.trim_end_matches('\'')),
+            None => Some(part),
+        })
         .filter(|part| !part.is_empty())
         .collect();
     parts.join("; ")
+}
+
+/// How to give a value that was taken for a flag, as the parser knows only the one without a flag; `None`: it is none.
+fn dashed(value: &str) -> Option<String> {
+    let joined =
+        || format!("tip: as a value it is joined to its flag, as in --flag={value}, or comes after -- without one");
+    (!value.starts_with("--")).then(joined)
 }
 
 /// Starts the program anew with a Vulkan layer disabled that would print `error:` lines of its own.
@@ -365,6 +376,15 @@ mod tests {
         assert!(
             unknown.starts_with("unexpected argument '--tmep' found; tip: ") && unknown.contains("--temp"),
             "{unknown}"
+        );
+        assert_eq!(
+            said(&["cmf-gpu", "run", "m", "--skill", "-x"]),
+            "unexpected argument '-x' found; tip: as a value it is joined to its flag, as in --flag=-x, or comes after -- \
+             without one"
+        );
+        assert_eq!(
+            said(&["cmf-gpu", "skill", "route", "m", "--task", "x"]),
+            "unexpected argument '--task' found"
         );
     }
 }

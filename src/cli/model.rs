@@ -102,16 +102,43 @@ const HINTS: usize = 5;
 /// Opens a model's file. Errors: as [`Container::open`]; where there is no such file, also what could have been meant.
 pub fn open(path: &Path) -> Result<Container> {
     Container::open(path).map_err(|err| match err.kind {
-        Kind::Io if path.is_dir() => not_a_model(path, "a directory, and a model is a file", path),
-        Kind::Io if !path.exists() => {
-            let beside = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-            let beside = beside.unwrap_or(Path::new("."));
-            match beside.is_dir() {
-                true => not_a_model(path, "no such file", beside),
-                false => err,
-            }
-        }
+        Kind::Io => there(path).err().unwrap_or(err),
         _ => err,
+    })
+}
+
+/// Errors: `SkillFile` for a file that holds a skill and no model.
+pub fn runnable(container: &Container) -> Result<()> {
+    match container.is_skill_file() {
+        true => Err(Error::new(
+            Kind::SkillFile,
+            "this file is a skill: it is applied to a model and never run by itself",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Errors: `Io` where there is no such file, or a directory, with what could have been meant.
+pub fn there(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Err(not_a_model(path, "a directory, and a model is a file", path));
+    }
+    there_at_all(path)
+}
+
+/// Errors: `Io` where there is neither a file nor a directory, with what could have been meant.
+pub fn there_at_all(path: &Path) -> Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    let beside = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let beside = beside.unwrap_or(Path::new("."));
+    Err(match beside.is_dir() {
+        true => not_a_model(path, "no such file", beside),
+        false => Error::new(
+            Kind::Io,
+            format!("{}: no such file, nor a directory {}", path.display(), beside.display()),
+        ),
     })
 }
 

@@ -1,5 +1,6 @@
 //! `moe-mask` and `moe-defrag`: a mixture of experts narrowed to what a task uses.
 
+use super::model::there;
 use super::work::writing;
 use super::{Context, Result};
 use cmf_gpu::container::not_the_output;
@@ -37,6 +38,7 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 
 impl Common {
     fn narrowing(&self) -> Result<Narrowing> {
+        there(&self.model)?;
         not_the_output(&self.stats, &self.out)?;
         Ok(Narrowing {
             stats: RoutingStats::open(&self.stats)?,

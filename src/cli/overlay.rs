@@ -4,14 +4,19 @@ use super::args::chosen;
 use super::output::Output;
 use super::{Context, Result, usage};
 use clap::Args;
-use cmf_gpu::container::Container;
-use cmf_gpu::engine::{Engine, Route, routable};
+use cmf_gpu::container::{Container, NO_TASK};
+use cmf_gpu::engine::{Engine, Route, incomparable, routable};
 use cmf_gpu::options::Overlay;
 use cmf_gpu::routing;
 use cmf_gpu::session::Cancel;
 
 /// The temperature of weights that a prompt decides.
 const TEMPERATURE: f64 = 0.1;
+
+/// What `--help` says of `--skill` where no prompt decides.
+pub const SKILL_HELP: &str = "The skill that is active: its id, or none";
+/// What `--help` says of `--blend` where no prompt decides.
+pub const BLEND_HELP: &str = "Several skills, their tensors added up with weights that make 1, as in a:0.25,b:0.75";
 
 /// Which skills are active.
 #[derive(Args)]
@@ -96,19 +101,24 @@ impl Wanted {
 
     /// Lets the prompt decide, where it is to. Errors: those of routing and of changing skills.
     pub fn settle(&self, engine: &mut Engine, prompt: &[u32], cancel: &Cancel, out: &Output) -> Result<()> {
-        let overlay = match self {
-            Wanted::Now(_) => return Ok(()),
-            Wanted::Routed => match engine.route(prompt, cancel)?.first() {
-                Some(best) => Overlay::Skill(best.id.clone()),
-                None => return Ok(()),
-            },
-            Wanted::RoutedBlend(temperature) => {
-                let routes = engine.route(prompt, cancel)?;
-                Overlay::Blend(weighted(&routes, *temperature)?)
-            }
+        if matches!(self, Wanted::Now(_)) {
+            return Ok(());
+        }
+        let routes = engine.route(prompt, cancel)?;
+        note_incomparable(&routes, out);
+        let overlay = match (self, routes.first()) {
+            (Wanted::RoutedBlend(temperature), _) => Overlay::Blend(weighted(&routes, *temperature)?),
+            (_, Some(best)) => Overlay::Skill(best.id.clone()),
+            (_, None) => return Ok(()),
         };
-        engine.set_overlay(&overlay)?;
+        let before = engine.task().map(str::to_owned);
+        if let Some(notice) = engine.set_overlay(&overlay)? {
+            out.note(format!("note: {notice}"));
+        }
         announce(engine, out);
+        if engine.task() != before.as_deref() {
+            out.note(shown_task(engine));
+        }
         Ok(())
     }
 }
@@ -118,6 +128,19 @@ fn weighted(routes: &[Route], temperature: f64) -> Result<Vec<(String, f32)>> {
     let weights = routing::weights(&energies, temperature)?;
     let ids = routes.iter().map(|route| route.id.clone());
     Ok(ids.zip(weights.iter().map(|&weight| weight as f32)).collect())
+}
+
+/// Says where energies should not be compared.
+pub fn note_incomparable(routes: &[Route], out: &Output) {
+    let layers = routes.iter().map(|route| (route.id.as_str(), route.phi_layer));
+    if let Some(notice) = incomparable(layers) {
+        out.note(format!("note: {notice}"));
+    }
+}
+
+/// Whose mask is in force.
+pub fn shown_task(engine: &Engine) -> String {
+    format!("task {}", engine.task().unwrap_or(NO_TASK))
 }
 
 /// Says which skills are active, if any.

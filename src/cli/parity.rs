@@ -1,12 +1,12 @@
 //! `parity`: is what the device computes what it should compute? Without a model every kernel with every weight type, with
 //! a model each step of its programs.
 
-use super::args::DeviceArgs;
-use super::model::{self as models, ModelArgs};
-use super::overlay::OverlayArgs;
+use super::args::LoadArgs;
+use super::model as models;
+use super::overlay::{BLEND_HELP, SKILL_HELP};
 use super::{Context, Outcome, Result, usage};
 use cmf_gpu::container::Container;
-use cmf_gpu::engine::{check_budget, open_device, overlaid};
+use cmf_gpu::engine::{check_budget, open_device, overlaid, task_with};
 use cmf_gpu::gpu::Device;
 use cmf_gpu::options::{LoadOptions, Overlay, TaskChoice};
 use cmf_gpu::parity::{self, Case, Subject};
@@ -23,20 +23,17 @@ const DEFAULT_CTX: u32 = 120;
 /// Flags of `parity`.
 #[derive(clap::Args)]
 #[command(mut_arg("ctx", |arg| arg.help("Positions of the context; 0 = what the model was trained for [default: 120]")))]
+#[command(mut_arg("skill", |arg| arg.help(SKILL_HELP)), mut_arg("blend", |arg| arg.help(BLEND_HELP)))]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
-    #[command(flatten)]
-    overlay: OverlayArgs,
+    load: LoadArgs,
     /// Only kernel cases whose name contains this
     #[arg(long, env = "CMF_GPU_FILTER", value_name = "TEXT", hide_env = true)]
     filter: Option<String>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let path = args.model.optional(context)?;
+    let path = args.load.model.optional(context)?;
     if path.is_some() && args.filter.is_some() {
         return Err(usage(
             "--filter chooses among kernel cases, which are run without a MODEL",
@@ -46,13 +43,14 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         named(filter)?;
     }
     let options = LoadOptions {
-        overlay: args.overlay.fixed(context)?,
-        ..args.device.options()
+        overlay: args.load.overlay.fixed(context)?,
+        ..args.load.options()
     };
     if path.is_none() && options.overlay != Overlay::Backbone {
         return Err(usage("skills are a MODEL's, and there is none"));
     }
     let container = path.as_deref().map(models::open).transpose()?;
+    container.as_ref().map_or(Ok(()), models::runnable)?;
     let (device, notice) = open_device(&options)?;
     let Some(device) = device else {
         return Err(Error::new(
@@ -80,7 +78,10 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let outcome = match container {
         None => parity::kernels(&device, args.filter.as_deref(), &mut progress)?,
         Some(container) => {
-            let subject = subject(container, &device, &options)?;
+            let (subject, notice) = subject(container, &device, &options)?;
+            if let Some(notice) = notice {
+                out.note(format!("note: {notice}"));
+            }
             parity::programs(&device, &subject, &subject, &mut progress)?
         }
     };
@@ -136,13 +137,8 @@ fn named(filter: &str) -> Result<()> {
     )))
 }
 
-fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) -> Result<Subject> {
-    if container.is_skill_file() {
-        return Err(Error::new(
-            Kind::SkillFile,
-            "a skill is applied to a model and never run by itself",
-        ));
-    }
+/// What is compared, and what should be said about it.
+fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) -> Result<(Subject, Option<String>)> {
     let container = Arc::new(container);
     let tensors = overlaid(&container, &options.overlay)?;
     let model = model::bind(&container.header().arch, &*tensors)?;
@@ -160,12 +156,13 @@ fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) ->
         experts: ExpertOptions::default(),
     };
     let plan = program::plan(&model, &*tensors, &options_of_plan)?;
-    let mask = match &options.task {
+    let (task, notice) = task_with(&container, &options.overlay, &options.task)?;
+    let mask = match &task {
         TaskChoice::Default => model.masks.default_mask(),
         TaskChoice::Full => None,
         TaskChoice::Named(name) => Some(model.masks.find(name)?),
     };
     let plan = Arc::new(plan.with_mask(mask)?);
     check_budget(options, Some(device), &plan)?;
-    Ok(Subject { plan, tensors })
+    Ok((Subject { plan, tensors }, notice))
 }

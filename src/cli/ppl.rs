@@ -5,9 +5,8 @@
 //! tokens of the window before it. The very first token is given nothing and never counts. Perplexity is the exponential
 //! of the mean negative log-likelihood: what Hugging Face's documentation calls strided perplexity.
 
-use super::args::{self, DeviceArgs, read_text, whole};
-use super::model::{self, ModelArgs};
-use super::overlay::OverlayArgs;
+use super::args::{self, LoadArgs, read_text, whole};
+use super::model;
 use super::{Context, Outcome, Result, usage};
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::Engine;
@@ -24,11 +23,7 @@ const DEFAULT_WINDOW: u32 = 512;
 #[command(mut_arg("ctx", |arg| arg.help("Tokens of a window; 0 = what the model was trained for [default: 512]")))]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
-    #[command(flatten)]
-    overlay: OverlayArgs,
+    load: LoadArgs,
     /// The text; - = stdin
     #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
     file: PathBuf,
@@ -153,11 +148,11 @@ pub fn tokens(engine: &Engine, text: &str, file: &Path) -> Result<Vec<u32>> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let path = args.model.path(context)?;
+    let path = args.load.model.path(context)?;
     let text = read_text(&args.file)?;
-    let mut options = args.device.options();
+    let mut options = args.load.options();
     let container = model::open(&path)?;
-    let overlay = args.overlay.wanted(&container, context)?;
+    let overlay = args.load.overlay.wanted(&container, context)?;
     options.overlay = overlay.first();
     let windows = Windows::planned(&mut options, &container, args.stride)?;
     let mut engine = args::load(container, &options, context)?;

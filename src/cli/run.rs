@@ -1,11 +1,11 @@
 //! `run`: one prompt, one answer, streamed; on a terminal without a prompt a chat.
 
 use super::answer::{OnText, rates, streamed, summary};
-use super::args::{self, DeviceArgs, device_json, whole};
+use super::args::{self, LoadArgs, device_json, whole};
 use super::chat::{Chat, Settings, lines};
-use super::model::{self, ModelArgs};
+use super::model;
 use super::output::Output;
-use super::overlay::{OverlayArgs, Wanted};
+use super::overlay::Wanted;
 use super::prompt::{self, Given, PromptArgs};
 use super::{Context, Outcome, Result, usage, verify};
 use clap::builder::FalseyValueParser;
@@ -27,11 +27,7 @@ use tempfile::NamedTempFile;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    model: ModelArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
-    #[command(flatten)]
-    overlay: OverlayArgs,
+    load: LoadArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Continues the text as it is, without the chat template
@@ -193,7 +189,7 @@ enum Request {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let path = args.model.path(context)?;
+    let path = args.load.model.path(context)?;
     // Before anyone types a prompt.
     let container = model::open(&path)?;
     let prompt = match request(&args, context)? {
@@ -214,7 +210,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             "--system and --no-think need the chat template, which --raw and --prompt-tokens leave out",
         ));
     }
-    let overlay = args.overlay.wanted(&container, context)?;
+    let overlay = args.load.overlay.wanted(&container, context)?;
     if prompt.is_none() && !matches!(overlay, Wanted::Now(_)) {
         return Err(usage(
             "auto needs a prompt that decides; a chat changes skills with /set skill ID",
@@ -238,7 +234,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         speculation: args.sampling.spec,
         count_routes: args.route_stats.is_some(),
         overlay: overlay.first(),
-        ..args.device.options()
+        ..args.load.options()
     };
     let mut engine = args::load(container, &load, context)?;
     if args.route_stats.is_some() && !engine.model().has_experts() {

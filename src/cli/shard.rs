@@ -1,5 +1,6 @@
 //! `shard`: a model in several files.
 
+use super::model::there;
 use super::output::size;
 use super::work::cancellable;
 use super::{Context, Outcome, Result};
@@ -34,6 +35,7 @@ pub fn gigabytes(text: &str) -> std::result::Result<u64, String> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
+    there(&args.model)?;
     let (paths, written) = cancellable("splitting", context, &mut |progress| {
         shard(&args.model, args.shard_max_gb, &args.out, progress)
     })?;

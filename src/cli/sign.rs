@@ -1,6 +1,6 @@
 //! `sign`: vouches for the files of a model.
 
-use super::model::ModelArgs;
+use super::model::{ModelArgs, there};
 use super::work::cancellable;
 use super::{Context, Outcome, Result};
 use cmf_gpu::error::escape;
@@ -20,6 +20,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     let model = args.model.path(context)?;
+    there(&model)?;
     let signed = cancellable("signing", context, &mut |progress| sign(&model, &args.key, progress))?;
     if context.out.json {
         let files: Vec<Value> = signed

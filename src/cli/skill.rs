@@ -5,16 +5,17 @@ mod measure;
 mod route;
 
 use super::convert::quant;
-use super::model::open;
+use super::model::{open, there, there_at_all};
 use super::work::{cancellable, tell, writing};
 use super::{Context, Outcome, Result};
 use clap::builder::FalseyValueParser;
-use cmf_gpu::container::{Container, Tensors};
+use cmf_gpu::container::{Container, Skill, Tensors};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::escape;
 use cmf_gpu::tools::skill::{self, New};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 /// Subcommands of `skill`.
 #[derive(clap::Args)]
@@ -37,7 +38,7 @@ enum What {
         /// A .cmf file or a Hugging Face directory of the same network
         src: PathBuf,
         /// What the skill is asked for by
-        #[arg(long, env = "CMF_GPU_ID", hide_env = true)]
+        #[arg(long, env = "CMF_GPU_ID", allow_hyphen_values = true, hide_env = true)]
         id: String,
         /// Its name, for people
         #[arg(long, env = "CMF_GPU_NAME", hide_env = true)]
@@ -45,6 +46,9 @@ enum What {
         /// Type of its matrices [default: that of SRC, or of what they replace where SRC is no .cmf]
         #[arg(long, env = "CMF_GPU_QUANT", value_parser = quant, hide_env = true)]
         quant: Option<Dtype>,
+        /// The task whose mask is active with the skill, none = the full model [default: the skill leaves it open]
+        #[arg(long, env = "CMF_GPU_MASK_TASK", value_name = "NAME", hide_env = true)]
+        mask_task: Option<String>,
     },
     /// Takes a skill out of a model, in place; its bytes stay until the file is compacted
     Remove {
@@ -104,44 +108,70 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             id,
             name,
             quant,
+            mask_task,
         } => {
-            let new = New { id, name, quant };
+            there_at_all(&src)?;
+            let new = New {
+                id,
+                name,
+                quant,
+                input_mask_task: mask_task,
+            };
+            let changed = changed(&model)?;
             let written = cancellable("adding", context, &mut |progress| {
                 skill::add(&model, &src, &new, progress)
             })?;
-            tell("added to", &written, &model, context)
+            tell("added to", &written, &changed, context)
         }
         What::Remove { model, id } => {
+            let changed = changed(&model)?;
             let written = skill::remove(&model, &id)?;
-            tell("removed from", &written, &model, context)
+            tell("removed from", &written, &changed, context)
         }
-        What::Export { model, id, base, out } => writing("exporting", &out, context, &mut |progress| {
-            skill::export(&model, &id, &base, &out, progress)
-        }),
+        What::Export { model, id, base, out } => {
+            there(&model)?;
+            there(&base)?;
+            writing("exporting", &out, context, &mut |progress| {
+                skill::export(&model, &id, &base, &out, progress)
+            })
+        }
         What::Apply {
             base,
             skill,
             out,
             force,
-        } => writing("applying", &out, context, &mut |progress| {
-            skill::apply(&base, &skill, &out, force, progress)
-        }),
+        } => {
+            there(&base)?;
+            there(&skill)?;
+            writing("applying", &out, context, &mut |progress| {
+                skill::apply(&base, &skill, &out, force, progress)
+            })
+        }
         What::Route(args) => route::run(args, context),
         What::Fit(args) => fit::run(args, context),
         What::Measure(args) => measure::run(args, context),
     }
 }
 
+/// The file of a model that changes in place.
+fn changed(model: &Path) -> Result<PathBuf> {
+    Ok(open(model)?.shard_paths()[0].clone())
+}
+
 /// The skills of a model, described.
 pub fn describe(container: &Container) -> Vec<Value> {
-    let described = container.skills().iter().map(|skill| {
+    let mut sizes: HashMap<Option<&str>, (u64, u64)> = HashMap::new();
+    for info in container.infos() {
         // In a file of its own a skill's tensors have the names of those they replace.
-        let prefix = match skill.base_dir_hash {
-            None => skill.tensor_name(""),
-            Some(_) => String::new(),
-        };
-        let own = container.infos().iter().filter(|info| info.name.starts_with(&prefix));
-        let (tensors, bytes) = own.fold((0, 0), |(n, bytes), info| (n + 1, bytes + info.nbytes));
+        let own = Skill::of_tensor(&info.name);
+        for key in [None, own].into_iter().take(1 + usize::from(own.is_some())) {
+            let (tensors, bytes) = sizes.entry(key).or_default();
+            (*tensors, *bytes) = (*tensors + 1, *bytes + info.nbytes);
+        }
+    }
+    let described = container.skills().iter().map(|skill| {
+        let key = Some(skill.id.as_str()).filter(|_| skill.base_dir_hash.is_none());
+        let (tensors, bytes) = sizes.get(&key).copied().unwrap_or_default();
         let selection = skill.selection.as_ref();
         json!({
             "id": skill.id,
@@ -170,12 +200,13 @@ fn list(container: &Container, context: &mut Context) -> Result {
         return Ok(Outcome::Done);
     }
     for skill in skills {
-        let base = match &skill["base_dir_hash"] {
-            Value::String(hash) => format!("  for base {hash}"),
+        let said = |member: &str, before: &str| match &skill[member] {
+            Value::String(text) => format!("{before}{text}"),
             _ => String::new(),
         };
+        let (task, base) = (said("input_mask_task", "  task "), said("base_dir_hash", "  for base "));
         let line = format!(
-            "{}  {} tensors, {}  layers {}  {}{base}",
+            "{}  {} tensors, {}  layers {}{task}  {}{base}",
             skill["id"].as_str().unwrap_or_default(),
             skill["tensors"],
             super::output::size(skill["bytes"].as_u64().unwrap_or(0)),

@@ -17,8 +17,8 @@ const BLOB_ALIGN: usize = 8;
 const HEAD: usize = 8;
 /// The longest name of a task, in bytes.
 const MAX_NAME: usize = 256;
-/// The task that stands for "no mask".
-const NO_TASK: &str = "none";
+/// The name that stands for "no mask"; no task has it.
+pub const NO_TASK: &str = "none";
 
 /// What the masks of a model range over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

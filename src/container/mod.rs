@@ -33,7 +33,7 @@ pub(crate) use file::MappedFile;
 pub use hash::hash64;
 pub use header::{Header, SectionHashes, Shard, TokenizerConfig};
 pub use index::IndexEntry;
-pub use masks::{Mask, MaskShape, Masks};
+pub use masks::{Mask, MaskShape, Masks, NO_TASK};
 pub use memory::MemoryTensors;
 pub use shards::{base_name, shard_path};
 pub use skills::{Selection, Skill, SkillView};

@@ -5,7 +5,7 @@
 use super::arch::Arch;
 use super::cmf::Container;
 use super::json::kind_of;
-use super::masks::Masks;
+use super::masks::{Masks, NO_TASK};
 use super::{TensorId, TensorInfo, Tensors};
 use crate::error::{Error, Kind, Result, bail};
 use half::f16;
@@ -18,6 +18,8 @@ use std::ops::Deref;
 const PREFIX: &str = "skill.";
 /// The longest id, in bytes.
 const MAX_ID: usize = 128;
+/// Most names in a message that is made once for each skill.
+const MAX_LISTED: usize = 10;
 /// What a skill may not be called: they say something else where a skill is chosen.
 const RESERVED: [&str; 2] = ["none", "auto"];
 
@@ -94,6 +96,36 @@ impl Skill {
     pub fn tensor_name(&self, name: &str) -> String {
         format!("{PREFIX}{}.{name}", self.id)
     }
+
+    /// The id in the name of a tensor that would be a skill's.
+    pub fn of_tensor(name: &str) -> Option<&str> {
+        split_name(name).map(|(id, _)| id)
+    }
+
+    /// The task whose mask goes with the skill, one of those of `masks`, or [`NO_TASK`].
+    ///
+    /// Errors: `Parse` for a task without a mask, with those that have one.
+    pub fn mask_task(&self, masks: Option<&Masks>) -> Result<Option<&str>> {
+        let Some(task) = self.input_mask_task.as_deref() else {
+            return Ok(None);
+        };
+        let all = masks.map_or(&[][..], |masks| &masks.masks);
+        if task == NO_TASK || all.iter().any(|mask| mask.name == task) {
+            return Ok(Some(task));
+        }
+        let mut names: Vec<&str> = all.iter().take(MAX_LISTED).map(|mask| mask.name.as_str()).collect();
+        match all.len() {
+            0 => names.push("none"),
+            count if count > MAX_LISTED => names.push("..."),
+            _ => {}
+        }
+        bail!(
+            Parse,
+            "skill '{}' goes with the mask of task '{task}', and there is no such mask, there are: {}",
+            self.id,
+            names.join(", ")
+        );
+    }
 }
 
 /// Whether `id` can name a skill. Errors: `Usage`.
@@ -108,6 +140,25 @@ pub fn check_id(id: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether a new skill can have this id: one that can be typed after a flag, and is what it looks like. Errors: `Usage`.
+pub fn check_new_id(id: &str) -> Result<()> {
+    check_id(id)?;
+    // Marks of no width, marks of direction, and the byte order mark.
+    let ranges = [
+        '\u{200b}'..='\u{200f}',
+        '\u{202a}'..='\u{202e}',
+        '\u{2060}'..='\u{206f}',
+        '\u{feff}'..='\u{feff}',
+    ];
+    let hidden = |c: char| ranges.iter().any(|range| range.contains(&c));
+    let what = match (id.starts_with('-'), id.contains(hidden)) {
+        (true, _) => "it begins like a flag",
+        (_, true) => "it has characters that cannot be seen",
+        _ => return Ok(()),
+    };
+    bail!(Usage, "a new skill cannot have the id '{}': {what}", id.escape_debug());
 }
 
 /// Skill and plain name of a tensor that replaces another.
@@ -183,11 +234,11 @@ fn selection(record: SelectionRecord, arch: &Arch) -> Result<Selection> {
     }
     let rank = basis.len() / hidden.max(1);
     if rank == 0 || rank * hidden != basis.len() || record.rank.is_some_and(|said| said != rank) {
+        let rows = record.rank.map_or("some".to_owned(), |said| said.to_string());
         bail!(
             Parse,
-            "basis has {} values, wanted rows of {hidden}, {:?} of them",
-            basis.len(),
-            record.rank
+            "basis has {} values, wanted {rows} rows of {hidden}",
+            basis.len()
         );
     }
     Ok(Selection {
@@ -245,6 +296,44 @@ fn base64(text: &[u8]) -> Option<Vec<u8>> {
     (word & ((1 << bits) - 1) == 0).then_some(bytes)
 }
 
+/// The place of what a skill's tensor replaces, if it is there and has its shape. Errors: `MissingTensor`, `Parse`.
+fn replaced_by(info: &TensorInfo, base: Option<(TensorId, &[u64])>) -> Result<TensorId> {
+    match base {
+        None => bail!(
+            MissingTensor,
+            "'{}' replaces a tensor that the backbone does not have",
+            info.name
+        ),
+        Some((_, shape)) if shape != info.shape => bail!(
+            Parse,
+            "'{}' has shape {:?}, what it replaces {shape:?}",
+            info.name,
+            info.shape
+        ),
+        Some((place, _)) => Ok(place),
+    }
+}
+
+/// What is wrong with the skills of a model: their masks, and what their tensors replace; each with the skill or the tensor.
+pub(super) fn unsound(container: &Container) -> Vec<(String, Error)> {
+    let ids: HashSet<&str> = container.skills().iter().map(|skill| skill.id.as_str()).collect();
+    let masks = container.masks();
+    // Of a skill file both are its base's.
+    let is_skill = container.is_skill_file();
+    let without_mask = container.skills().iter().filter_map(|skill| {
+        let err = skill.mask_task(masks).err().filter(|_| !is_skill || masks.is_some())?;
+        Some((format!("skill '{}'", skill.id), err))
+    });
+    let infos = container.infos();
+    let misplaced = infos.iter().filter(|_| !is_skill).filter_map(|info| {
+        let (_, name) = registered(&ids, &info.name)?;
+        let base = container.find(name).filter(|_| registered(&ids, name).is_none());
+        let err = replaced_by(info, base.map(|base| (base, infos[base].shape.as_slice()))).err()?;
+        Some((info.name.clone(), err))
+    });
+    without_mask.chain(misplaced).collect()
+}
+
 /// A model with one skill active, or with none: each tensor is read from the skill where that has it, else from the
 /// backbone. Costs names, no weights.
 ///
@@ -289,22 +378,8 @@ impl<C: Deref<Target = Container>> SkillView<C> {
             let Some((_, name)) = registered(&skills, &info.name).filter(|(of, _)| Some(*of) == skill) else {
                 continue;
             };
-            let Some(&place) = ids.get(name) else {
-                bail!(
-                    MissingTensor,
-                    "'{}' replaces a tensor that the backbone does not have",
-                    info.name
-                );
-            };
-            if infos[place].shape != info.shape {
-                bail!(
-                    Parse,
-                    "'{}' has shape {:?}, what it replaces {:?}",
-                    info.name,
-                    info.shape,
-                    infos[place].shape
-                );
-            }
+            let place = ids.get(name).copied();
+            let place = replaced_by(info, place.map(|place| (place, infos[place].shape.as_slice())))?;
             infos[place] = TensorInfo {
                 name: name.to_owned(),
                 ..info.clone()
@@ -409,5 +484,11 @@ mod tests {
         ] {
             assert_eq!(check_id(id).unwrap_err().kind, Kind::Usage, "{id:?}");
         }
+        // A file may have them already.
+        for id in ["-x", "--id", "a\u{200b}b", "\u{202e}a"] {
+            assert!(check_id(id).is_ok(), "{id:?}");
+            assert_eq!(check_new_id(id).unwrap_err().kind, Kind::Usage, "{id:?}");
+        }
+        assert!(check_new_id("a-x").is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cmf::{CmfFile, Container, check_hash};
 use super::hash::hash64;
-use super::{TensorId, Tensors};
+use super::{TensorId, Tensors, skills};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result, bail};
 use half::f16;
@@ -16,7 +16,7 @@ pub struct VerifyReport {
     pub tensors: usize,
     /// Bytes of all files.
     pub bytes: u64,
-    /// Everything that is wrong, sections first, then tensors in directory order.
+    /// Everything that is wrong: sections first, then skills, then tensors in directory order.
     pub failures: Vec<Failure>,
     /// What could not be checked because the file lacks it.
     pub notes: Vec<String>,
@@ -25,7 +25,7 @@ pub struct VerifyReport {
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The section or the tensor.
+    /// The section, the skill or the tensor.
     pub subject: String,
     /// What is wrong with it.
     pub error: Error,
@@ -48,6 +48,11 @@ pub(super) fn verify(container: &Container, progress: &mut dyn FnMut(u64, u64)) 
     for file in &container.files {
         sections(file, &mut report);
     }
+    let skills = skills::unsound(container).into_iter();
+    report.failures.extend(skills.map(|(subject, error)| Failure {
+        subject,
+        error: error.context(container.shard_paths()[0].display()),
+    }));
     let total = container.infos().iter().map(|info| info.nbytes).sum();
     let (sender, receiver) = mpsc::channel();
     let failures = std::thread::scope(|scope| {

@@ -1,10 +1,11 @@
 //! Skills of a model that is loaded: which are active, the change to others, and which one a prompt asks for.
 
 use super::Engine;
+use super::task::{task_with, together};
 use crate::budget::available_memory;
 use crate::container::{BlendView, Container, Selection, Skill, SkillView, TensorId, Tensors};
 use crate::error::{Result, bail};
-use crate::options::Overlay;
+use crate::options::{Overlay, TaskChoice};
 use crate::routing;
 use crate::session::Cancel;
 use std::path::Path;
@@ -41,7 +42,8 @@ pub fn overlaid(container: &Arc<Container>, overlay: &Overlay) -> Result<Arc<dyn
     Active::new(container, overlay).map(|(_, tensors)| tensors)
 }
 
-/// The skills that say which prompts are for them. Errors: `Usage` when there is none.
+/// The skills that say which prompts are for them. Errors: `Usage` when there is none; `UnsupportedFeature` when one of them
+/// says it by another metric than [`routing::METRIC`].
 pub fn routable(container: &Container) -> Result<Vec<(&Skill, &Selection)>> {
     let skills = container.skills().iter();
     let skills: Vec<_> = skills
@@ -51,6 +53,17 @@ pub fn routable(container: &Container) -> Result<Vec<(&Skill, &Selection)>> {
         bail!(
             Usage,
             "no skill of the file says which prompts are for it; `skill fit` finds that out from examples"
+        );
+    }
+    let other = |(skill, selection): &(&Skill, &Selection)| {
+        let metric = selection.metric.clone().filter(|metric| metric != routing::METRIC)?;
+        Some((skill.id.clone(), metric))
+    };
+    if let Some((id, metric)) = skills.iter().find_map(other) {
+        bail!(
+            UnsupportedFeature,
+            "skill '{id}' is to be chosen by the metric '{metric}', and only '{}' is known",
+            routing::METRIC
         );
     }
     Ok(skills)
@@ -63,11 +76,30 @@ pub struct Route {
     pub id: String,
     /// How much of the prompt's φ lies outside of the skill's subspace: see [`routing::energy`].
     pub energy: f64,
+    /// The layer behind which it was measured.
+    pub phi_layer: usize,
+}
+
+/// What should be said about energies that were not measured behind the same layer, with the layers: how much of φ a subspace
+/// leaves depends on the layer, so that the smallest of them need not be that of the best fit.
+pub fn incomparable<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>) -> Option<String> {
+    let layers: Vec<(&str, usize)> = layers.into_iter().collect();
+    if layers.windows(2).all(|pair| pair[0].1 == pair[1].1) {
+        return None;
+    }
+    let each: Vec<String> = layers
+        .iter()
+        .map(|(id, layer)| format!("{id} behind {layer}"))
+        .collect();
+    Some(format!(
+        "the skills were fitted behind different layers, so that their E cannot well be compared: {}",
+        each.join(", ")
+    ))
 }
 
 impl Engine {
     /// Makes a skill the active one, or with `None` the bare backbone. See [`Engine::set_overlay`].
-    pub fn set_skill(&mut self, skill: Option<&str>) -> Result<()> {
+    pub fn set_skill(&mut self, skill: Option<&str>) -> Result<Option<String>> {
         self.set_overlay(&match skill {
             None => Overlay::Backbone,
             Some(id) => Overlay::Skill(id.into()),
@@ -76,34 +108,44 @@ impl Engine {
 
     /// Changes which skills are active. Only weights that hold a tensor of the skill before or of the new one move: into the
     /// buffers that are there where types and so layouts agree, else into new ones. The conversation's cache is forgotten,
-    /// unless that is the choice already.
+    /// unless that is the choice already. The mask in force becomes that of the skill's task, unless one was chosen; without
+    /// such a skill it is again that of the file. Returns what should be said about the task.
     ///
     /// Errors: `Usage` for a skill that there is not, with those that there are; `MissingTensor` and `Parse` for one that does
-    /// not fit; `OutOfMemory`, the device's. After one all is as it was, as far as the device still works.
-    pub fn set_overlay(&mut self, overlay: &Overlay) -> Result<()> {
+    /// not fit, or goes with a mask that there is not; `OutOfMemory`, the device's. After one all is as it was, as far as the device still works.
+    pub fn set_overlay(&mut self, overlay: &Overlay) -> Result<Option<String>> {
         if *overlay == self.overlay.overlay {
-            return Ok(());
+            return Ok(None);
         }
+        let (task, notice) = task_with(&self.container, overlay, &self.task)?;
+        let before = match self.task() {
+            None => TaskChoice::Full,
+            Some(name) => TaskChoice::Named(name.into()),
+        };
         let (next, tensors) = Active::new(&self.container, overlay)?;
         let mut changed = [self.overlay.touched.as_slice(), &next.touched].concat();
         changed.sort_unstable();
         changed.dedup();
         let arch = &self.container.header().arch;
-        if let Err(err) = self.placed.replace(arch, tensors, &changed) {
-            // Where that fails too, the executor runs nothing that is half one and half the other.
-            let _ = Active::new(&self.container, &self.overlay.overlay)
-                .and_then(|(_, before)| self.placed.replace(arch, before, &changed));
-            return Err(err);
+        match self.placed.replace(arch, tensors, &changed, &task) {
+            Ok(of_mask) => {
+                self.overlay = next;
+                Ok(together(notice, of_mask))
+            }
+            Err(err) => {
+                // Where that fails too, the executor runs nothing that is half one and half the other.
+                let _ = Active::new(&self.container, &self.overlay.overlay)
+                    .and_then(|(_, tensors)| self.placed.replace(arch, tensors, &changed, &before));
+                Err(err)
+            }
         }
-        self.overlay = next;
-        Ok(())
     }
 
     /// How well each skill that says what its prompts are like fits a prompt, the best first: the prompt's tokens as they are,
-    /// run through the backbone as far as the last layer that a skill looks at. If another skill is active, the backbone is
-    /// from now on. The cache is forgotten.
+    /// run through the backbone, without a mask, as far as the last layer that a skill looks at. If another skill is active,
+    /// the backbone is from now on. The cache is forgotten.
     ///
-    /// Errors: `Usage` when no skill says it, or when it is cancelled; `ContextFull`, `NonFinite`, the device's.
+    /// Errors: those of [`routable`]; `Usage` when it is cancelled; `ContextFull`, `NonFinite`, the device's.
     pub fn route(&mut self, prompt: &[u32], cancel: &Cancel) -> Result<Vec<Route>> {
         let container = self.container.clone();
         let skills = routable(&container)?;
@@ -118,6 +160,7 @@ impl Engine {
             routes.push(Route {
                 id: skill.id.clone(),
                 energy,
+                phi_layer: selection.phi_layer,
             });
         }
         // Of equals the first of the file.
@@ -126,9 +169,11 @@ impl Engine {
     }
 
     /// φ of a prompt, for each of `layers` in ascending order: the mean over its tokens of the backbone's hidden state behind the
-    /// layer. Of state and errors what [`Engine::route`] says is true.
+    /// layer, without a mask, so that no choice of a task changes what a prompt is like. Of state and errors what [`Engine::route`] says is true.
     pub fn mean_hidden(&mut self, prompt: &[u32], layers: &[usize], cancel: &Cancel) -> Result<Vec<Vec<f64>>> {
-        self.set_overlay(&Overlay::Backbone)?;
-        self.placed.session.mean_hidden(prompt, layers, cancel)
+        let notice = self.set_overlay(&Overlay::Backbone)?;
+        self.unsaid.extend(notice);
+        self.placed
+            .unmasked(|session| session.mean_hidden(prompt, layers, cancel))
     }
 }

@@ -9,7 +9,7 @@ use crate::gpu::{self, Device, DeviceKind, DeviceOptions, GpuExecutor, MAX_BINDI
 use crate::host::HostExecutor;
 use crate::kernel::MAX_COLUMNS;
 use crate::model::{self, Model};
-use crate::options::{DeviceChoice, LoadOptions, Speculation};
+use crate::options::{DeviceChoice, LoadOptions, Speculation, TaskChoice};
 use crate::program::{self, Executor, ExpertOptions, Plan, PlanOptions};
 use crate::session::Session;
 use std::ops::ControlFlow;
@@ -175,12 +175,18 @@ impl Placed {
         })
     }
 
-    /// Runs the same network with other tensors from now on: those that differ, `changed`, in order, are read. What is cached
-    /// is forgotten.
+    /// Runs the same network with other tensors from now on, and under the mask of `task`: those that differ, `changed`, in
+    /// order, are read. What is cached is forgotten. Returns what should be said about the task, once.
     ///
     /// Errors: as [`Placed::new`]. After one nothing has changed but the cache, unless the executor was half done: then it
     /// runs nothing until this has been done once more, without an error.
-    pub fn replace(&mut self, arch: &Arch, tensors: Arc<dyn Tensors>, changed: &[TensorId]) -> Result<()> {
+    pub fn replace(
+        &mut self,
+        arch: &Arch,
+        tensors: Arc<dyn Tensors>,
+        changed: &[TensorId],
+        task: &TaskChoice,
+    ) -> Result<Option<String>> {
         let model = model::bind(arch, &*tensors)?;
         let (device, before) = (self.device.as_deref(), self.session.plan());
         let all = PlanOptions {
@@ -188,12 +194,7 @@ impl Placed {
             drafts: before.masking.as_ref().map_or(before.drafts, |masking| masking.drafts),
             ..plan_options(&self.options, device, before.ctx)
         };
-        let mask = self
-            .task
-            .active
-            .as_deref()
-            .map(|task| model.masks.find(task))
-            .transpose()?;
+        let mask = task::chosen(&model.masks, task)?;
         let (plan, _) = paging::fitted(&model, &*tensors, &all, device.is_some(), &|plan| {
             check_budget(&self.options, device, plan)
         })?;
@@ -203,8 +204,9 @@ impl Placed {
             .change(next, |executor| executor.replace(plan, tensors, changed))?;
         self.placement.weight_bytes = self.session.plan().weight_bytes();
         self.placement.buffer_bytes = self.session.plan().buffer_bytes();
+        let notice = self.task.enter(mask, self.session.plan());
         self.model = model;
-        Ok(())
+        Ok(notice)
     }
 }
 
@@ -306,12 +308,14 @@ pub struct Planned {
     pub model: Model,
     /// Its programs.
     pub plan: Plan,
+    /// The task whose mask they are under.
+    pub task: Option<String>,
     /// What should be said about it.
     pub notice: Option<String>,
 }
 
-/// The plan that a GPU with the usual limits gets: no device is opened, nothing is allocated, and of most types no weight is
-/// read.
+/// The plan that a GPU with the usual limits gets, under the mask that the options choose: no device is opened, nothing is
+/// allocated, and of most types no weight is read.
 ///
 /// Errors: as [`Placed::new`], less what a device has to say.
 pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Planned> {
@@ -320,10 +324,19 @@ pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Res
         drafts: drafts(options, &model)?,
         ..plan_options_for(options, true, MAX_BINDING, ctx)
     };
-    let (plan, notice) = paging::fitted(&model, tensors, &all, true, &|plan| {
+    let (plan, paged) = paging::fitted(&model, tensors, &all, true, &|plan| {
         check_limit(options, plan.weight_bytes(), plan)
     })?;
-    Ok(Planned { model, plan, notice })
+    let mask = task::chosen(&model.masks, &options.task)?;
+    let plan = plan.with_mask(mask)?;
+    let mut entered = Task::default();
+    let notice = task::together(paged, entered.enter(mask, &plan));
+    Ok(Planned {
+        model,
+        plan,
+        task: entered.active,
+        notice,
+    })
 }
 
 fn plan_options(options: &LoadOptions, device: Option<&Device>, ctx: u32) -> PlanOptions {

@@ -27,13 +27,23 @@ pub fn set_selection(model: &Path, id: &str, selection: &Selection) -> Result<Wr
     amend(model, id, "selection", record)
 }
 
-/// Writes what was measured with a skill: the perplexity of `text` without it and with it.
+/// Writes what was measured with a skill: the perplexity of `text` without it and with it, both under the mask of `task` where
+/// one was chosen; else without it under the file's default mask, and with it under the skill's own.
 ///
 /// Errors: as [`set_selection`].
-pub fn set_quality(model: &Path, id: &str, backbone: f64, overlaid: f64, text: &str) -> Result<Written> {
+pub fn set_quality(
+    model: &Path,
+    id: &str,
+    (backbone, overlaid): (f64, f64),
+    text: &str,
+    task: Option<&str>,
+) -> Result<Written> {
     let digest = Sha256::digest(text.as_bytes());
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let record = json!({"metric": "ppl", "backbone": backbone, "overlaid": overlaid, "dataset_sha256": digest});
+    let mut record = json!({"metric": "ppl", "backbone": backbone, "overlaid": overlaid, "dataset_sha256": digest});
+    if let (Some(task), Value::Object(members)) = (task, &mut record) {
+        members.insert("task".into(), task.into());
+    }
     amend(model, id, "quality", record)
 }
 

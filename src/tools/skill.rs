@@ -2,8 +2,8 @@
 
 use super::rewrite::{Part, Plan, Work, header_of, intact};
 use super::{Progress, Written};
-use crate::container::skills::check_id;
-use crate::container::{Appender, Container, Sections, SkillView, TensorInfo, TensorSpec, Tensors};
+use crate::container::skills::{check_id, check_new_id};
+use crate::container::{Appender, Container, Masks, NO_TASK, Sections, SkillView, TensorInfo, TensorSpec, Tensors};
 use crate::convert::{Options, convert};
 use crate::dtype::Dtype;
 use crate::dtype::encode::{encode, storage_dtype};
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const TOOL: &str = concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"));
 
 /// What a new skill is called and how it is stored.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct New {
     /// Its id.
     pub id: String,
@@ -25,6 +25,8 @@ pub struct New {
     pub name: Option<String>,
     /// The type of its matrices; `None`: a container's tensors stay as they are, others get the type of what they replace.
     pub quant: Option<Dtype>,
+    /// The task whose mask goes with it, [`NO_TASK`] for the full model; `None`: the skill leaves that open.
+    pub input_mask_task: Option<String>,
 }
 
 /// Adds to the model at `model`, in place, the tensors in which the model at `src` differs from its backbone.
@@ -32,14 +34,18 @@ pub struct New {
 /// `src` is a container or what can be converted to one, of the same network. A tensor differs when its bytes do, once it is
 /// in the type of the backbone's. Until the last write the file is the old model.
 ///
-/// Errors: `Usage` for an id that is taken or no id, and when nothing differs; `MissingTensor` or `UnsupportedModel` when
+/// Errors: `Usage` for an id that is taken or no id, a task without a mask, and when nothing differs; `MissingTensor` or `UnsupportedModel` when
 /// the two are not of one network; `SkillFile` when either is no model; those of converting and of writing in place.
 pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Written> {
-    check_id(&new.id)?;
+    check_new_id(&new.id)?;
     let base = Container::open(model)?;
     runnable(&base)?;
     if base.skills().iter().any(|skill| skill.id == new.id) {
         bail!(Usage, "there is a skill '{}' already", new.id);
+    }
+    match new.input_mask_task.as_deref() {
+        None | Some(NO_TASK) => {}
+        Some(task) => drop(base.masks().unwrap_or(&Masks::default()).find(task)?),
     }
     let prefix = format!("skill.{}.", new.id);
     if let Some(info) = base.infos().iter().find(|info| info.name.starts_with(&prefix)) {
@@ -89,6 +95,7 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
     record.insert("id".into(), new.id.clone().into());
     record.insert("name".into(), new.name.clone().into());
     record.insert("layers".into(), layers(&names).into());
+    record.insert("input_mask_task".into(), new.input_mask_task.clone().into());
     record.insert("quality".into(), Value::Null);
     let file_name = src.file_name().map(|name| name.to_string_lossy().into_owned());
     record.insert(
@@ -156,6 +163,9 @@ pub fn export(model: &Path, id: &str, base: &Path, out: &Path, progress: Progres
     runnable(&model)?;
     runnable(&base)?;
     let known = model.skills().iter().position(|skill| skill.id == id);
+    if known.is_none() {
+        check_new_id(id)?;
+    }
     // An unknown name is the model's own difference only where it cannot be a mistake for one of its skills.
     let specialist = SkillView::new(&model, (!model.skills().is_empty()).then_some(id))?;
     let backbone = SkillView::new(&base, None)?;
@@ -201,10 +211,10 @@ pub fn export(model: &Path, id: &str, base: &Path, out: &Path, progress: Progres
         format!("{:016x}", base.directory_hash()?).into(),
     );
     record.insert("base_arch".into(), base.header().arch.arch_name.clone().into());
-    let default_task = model.masks().and_then(|masks| masks.default_task.clone());
-    record
-        .entry("task")
-        .or_insert_with(|| default_task.unwrap_or_else(|| "general".into()).into());
+    let own_task = record.get("input_mask_task").and_then(Value::as_str);
+    let default_task = model.masks().and_then(|masks| masks.default_task.as_deref());
+    let task = Value::from(own_task.or(default_task).unwrap_or("general"));
+    record.entry("task").or_insert(task);
     let provenance = json!({
         "tool": format!("{TOOL} skill export"),
         "cut_from": name.map(|name| name.to_string_lossy().into_owned()),
@@ -236,7 +246,7 @@ pub fn export(model: &Path, id: &str, base: &Path, out: &Path, progress: Progres
 ///
 /// Errors: `SkillFile` for a file that is no skill, another base, or a base that is a skill; `MissingTensor` or
 /// `UnsupportedModel` for a tensor that the base does not have, or in another shape; `Usage` when the base has a skill of
-/// that id; `HashMismatch` for damage; `Io`.
+/// that id; `Parse` for a skill that goes with a mask that neither has; `HashMismatch` for damage; `Io`.
 pub fn apply(base: &Path, skill: &Path, out: &Path, force: bool, progress: Progress) -> Result<Written> {
     let (base, skill) = (Container::open(base)?, Container::open(skill)?);
     runnable(&base)?;
@@ -291,6 +301,11 @@ pub fn apply(base: &Path, skill: &Path, out: &Path, force: bool, progress: Progr
             );
         }
     }
+    let masks = skill.masks().or(base.masks());
+    skill
+        .skills()
+        .iter()
+        .try_for_each(|record| record.mask_task(masks).map(drop))?;
     let part = |(id, info): (usize, &TensorInfo)| match skill.find(&info.name) {
         Some(other) => Part::copy(&skill, other, &skill.infos()[other]),
         None => Part::copy(&base, id, info),

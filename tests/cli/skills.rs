@@ -120,9 +120,10 @@ fn skills_are_fitted_and_measured_in_place() {
     );
     for (id, examples) in [("alpha", &law), ("beta", &numbers)] {
         let ran = run(&["skill", "fit", model, id, "-f", examples, "--rank", "2", "--json"]);
-        has(&ran.json(), &["out", "bytes"]);
-        let said = &ran.stderr;
-        assert!(said.contains("3 examples, 2 directions behind layer 2"), "{said}");
+        let fitted = ran.json();
+        has(&fitted, &["out", "bytes", "notes"]);
+        let found = ["skill", "examples", "rank", "phi_layer"].map(|field| fitted[field].clone());
+        assert_eq!(found, [Value::from(id), 3.into(), 2.into(), 2.into()]);
     }
     let winner = |prompt: &str| run(&["skill", "route", model, "-p", prompt, "--json"]).json()["winner"].clone();
     assert_eq!(winner("The licensor may copy the work"), "alpha");
@@ -153,9 +154,225 @@ fn skills_are_fitted_and_measured_in_place() {
     fit("nobody", &law, &[]).fails(2, "Usage");
     fit("alpha", text, &[]).fails(2, "Usage");
     fit("alpha", &law, &["--phi-layer", "3"]).fails(2, "Usage");
-    fit("alpha", &law, &["--rank", "0"]).fails(2, "Usage");
+    // Before the file is looked at.
+    let nowhere = ["skill", "fit", "/no/such.cmf", "a", "-f", "/no/such"];
+    let message = run(&[&nowhere[..], &["--rank", "0"]].concat()).fails(2, "Usage");
+    assert!(message.contains("--rank") && message.contains("from 1"), "{message}");
+    let other = fit("beta", &numbers, &["--phi-layer", "1"]);
+    let both = "alpha behind 2, beta behind 1";
+    assert!(other.stderr.contains(both), "{}", other.stderr);
+    assert!(other.stdout.starts_with("fitted beta in "), "{}", other.stdout);
+    let route = [
+        "skill",
+        "route",
+        model,
+        "-p",
+        "The licensor may copy the work",
+        "--json",
+    ];
+    let routed = run(&route);
+    assert!(routed.stderr.contains(both), "{}", routed.stderr);
+    assert_eq!(
+        [0, 1].map(|i| routed.json()["routes"][i]["phi_layer"].clone()),
+        [2, 1].map(Value::from)
+    );
+    let (_, said) = answer(model, &["--skill", "auto"]);
+    assert!(said.contains("cannot well be compared"), "{said}");
+    run(&[&route[..5], &["--task", "none"]].concat()).fails(2, "Usage");
     for bad in ["{}", "[1]", "[[-1], [2]]", "["] {
         let bad = file(&dir, "bad.json", bad);
         fit("alpha", &bad, &[]).fails(1, "Parse");
+    }
+}
+
+/// A model with masks and a skill that goes with one of them, and a text for it.
+fn masked(dir: &TempDir) -> String {
+    let (model, source) = (file(dir, "model.cmf", ""), file(dir, "source.cmf", ""));
+    std::fs::copy(interop("qwen2-q8_row-densemasks.cmf"), &model).unwrap();
+    assert_eq!(
+        run(&["convert", &model, "-o", &source, "--quant", "q4tp"]).code,
+        Some(0)
+    );
+    let add = |id: &str, flags: &[&str]| run(&[&["skill", "add", &model, &source, "--id", id], flags].concat());
+    let message = add("s", &["--mask-task", "wide"]).fails(2, "Usage");
+    assert!(message.contains("general, narrow"), "{message}");
+    for bad in ["-s", "a\u{200b}b"] {
+        assert!(add(bad, &[]).fails(2, "Usage").contains("a new skill cannot"));
+    }
+    assert_eq!(add("s", &["--mask-task", "narrow"]).code, Some(0));
+    assert_eq!(add("bare", &["--mask-task", "none"]).code, Some(0));
+    assert!(run(&["skill", "list", &model]).stdout.contains("  task narrow"));
+    assert_eq!(run(&["verify", &model]).code, Some(0));
+    model
+}
+
+const FLAGS: [&str; 6] = ["--prompt-tokens", "5,6,7,8,9,10", "--greedy", "-n", "6", "--json"];
+
+#[test]
+fn a_skill_runs_under_its_mask() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = &masked(&dir);
+    for device in ["auto", "cpu"] {
+        let of = |flags: &[&str]| {
+            let ran = run(&[&["run", model, "-c", "32", "--device", device], &FLAGS[..], flags].concat());
+            let found = ran.json();
+            ((found["tokens"].clone(), found["task"].clone()), ran.stderr)
+        };
+        assert_eq!(of(&[]).0.1, "general", "the file's default");
+        let (own, said) = of(&["--skill", "s"]);
+        assert!(
+            own.1 == "narrow" && said.contains("task narrow") && !said.contains("asked for"),
+            "{said}"
+        );
+        assert_eq!(of(&["--skill", "s", "--task", "narrow"]).0, own);
+        assert_eq!(of(&["--blend", "s:1"]).0, own);
+        assert_eq!(of(&["--skill", "bare"]).0.1, Value::Null);
+        for (task, wanted) in [("general", "general".into()), ("none", Value::Null)] {
+            let (other, said) = of(&["--skill", "s", "--task", task]);
+            assert_eq!(other.1, wanted);
+            assert_ne!(other.0, own.0);
+            let notice = format!("skill 's' goes with the task 'narrow', but '{task}' was asked for");
+            assert_eq!(said.matches(&notice).count(), 1, "{said}");
+        }
+        let (mixed, said) = of(&["--blend", "s:0.5,bare:0.5"]);
+        assert!(
+            mixed.1 == "general" && said.contains("'s' with 'narrow', 'bare' with 'none'"),
+            "{said}"
+        );
+    }
+    let examples = file(
+        &dir,
+        "examples.json",
+        r#"["You may copy", "The work is licensed", "copy the work"]"#,
+    );
+    let others = file(&dir, "others.json", r#"["1 2 3 4", "98 76 54", "3 1 4 1 5"]"#);
+    for (id, examples) in [("s", &examples), ("bare", &others)] {
+        let fitted = run(&["skill", "fit", model, id, "-f", examples]);
+        assert!(
+            fitted.code == Some(0) && !fitted.stderr.contains("task"),
+            "{}",
+            fitted.stderr
+        );
+    }
+    let routed = run(&[
+        "run",
+        model,
+        "--raw",
+        "-p",
+        "copy the work",
+        "-n",
+        "1",
+        "-c",
+        "32",
+        "--skill",
+        "auto",
+        "--json",
+    ]);
+    assert!(routed.stderr.contains("\ntask narrow"), "{}", routed.stderr);
+    assert_eq!(
+        (&routed.json()["skill"], &routed.json()["task"]),
+        (&"s".into(), &"narrow".into())
+    );
+
+    let text = &file(&dir, "held-out", "You may copy the work if the licence applies to it.");
+    let measure = |flags: &[&str]| {
+        let measured = run(&[&["skill", "measure", model, "s", "-f", text, "-c", "16"], flags].concat());
+        assert_eq!(measured.code, Some(0), "{}", measured.stderr);
+        run(&["skill", "list", model, "--json"]).json()["skills"][0]["quality"].clone()
+    };
+    let (own, none) = (measure(&[]), measure(&["--task", "none"]));
+    assert_eq!(
+        (&own["backbone"], &own["overlaid"]),
+        (&ppl(model, text, "none"), &ppl(model, text, "s"))
+    );
+    assert_eq!((&own["task"], &none["task"]), (&Value::Null, &"none".into()));
+    assert_ne!(own["overlaid"], none["overlaid"]);
+    let parity = run(&["parity", model, "-c", "48", "--skill", "s", "--json"]).json();
+    assert_eq!(parity["cases"], parity["passed"]);
+}
+
+/// What is told without a device is what is counted on one.
+#[test]
+fn plans_cost_what_runs_cost() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = &masked(&dir);
+    let mut costs = Vec::new();
+    for flags in [
+        &["--task", "none"][..],
+        &[],
+        &["--task", "narrow"],
+        &["--skill", "s"],
+        &["--skill", "s", "--task", "none"],
+        &["--blend", "s:0.25,bare:0.75"],
+        &["--blend", "s:0.25,bare:0.75", "--task", "none"],
+    ] {
+        let ran = run(&[&["run", model, "-c", "32"], &FLAGS[..], flags].concat()).json();
+        let told = run(&[&["bench", model, "--plan", "-c", "32", "--json"], flags].concat()).json();
+        let programs = told["programs"].as_array().unwrap();
+        let decode = programs.iter().find(|program| program["program"] == "decode").unwrap();
+        assert_eq!(decode["weight_bytes"], ran["counters"]["weight_bytes"], "{flags:?}");
+        assert_eq!(decode["dispatches"], ran["counters"]["dispatches"], "{flags:?}");
+        assert_eq!(told["task"], ran["task"], "{flags:?}");
+        costs.push(decode["weight_bytes"].as_u64().unwrap());
+    }
+    let [none, general, narrow, skill, unmasked, blend, unmasked_blend] = costs[..] else {
+        panic!("{costs:?}")
+    };
+    assert!(none > general && general > narrow && narrow > skill, "{costs:?}");
+    assert!(none > unmasked && unmasked > skill, "{costs:?}");
+    // Sums are f32: under the file's mask here, as the two skills go with different tasks.
+    assert!(unmasked_blend > blend && blend > none, "{costs:?}");
+    run(&["bench", "--plan", "--synthetic", "llama-8b", "--skill", "s"]).fails(2, "Usage");
+    run(&["bench", "--plan", model, "--skill", "auto"]).fails(2, "Usage");
+    run(&["bench", "--plan", model, "--task", "wide"]).fails(2, "Usage");
+    let file = interop("qwen2-q4tp-gfx-skillfile.cmf");
+    run(&["bench", "--plan", &file]).fails(1, "SkillFile");
+}
+
+#[test]
+fn where_there_is_no_prompt_auto_is_not_offered() {
+    for (command, offers) in [
+        ("bench", false),
+        ("parity", false),
+        ("run", true),
+        ("ppl", true),
+        ("logits", true),
+    ] {
+        let help = run(&[command, "--help"]).stdout;
+        let skills: String = help.split("--skill <ID>").nth(1).unwrap().chars().take(600).collect();
+        assert_eq!(skills.contains("auto"), offers, "{command}: {skills}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_said_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = &file(&dir, "model.cmf", "");
+    std::fs::copy(interop("qwen2-q4tp.cmf"), model).unwrap();
+    let (gone, out) = (
+        &file(&dir, "gone.cmf", ""),
+        &dir.path().join("out.cmf").display().to_string(),
+    );
+    std::fs::remove_file(gone).unwrap();
+    for arguments in [
+        &["sign", gone, "--key", model][..],
+        &["defrag", gone, "--task", "t", "-o", out],
+        &["compact", gone, "-o", out],
+        &["shard", gone, "--shard-max-gb", "1", "-o", out],
+        &[
+            "moe-mask", gone, "--task", "t", "--stats", model, "--cover", "0.5", "-o", out,
+        ],
+        &["skill", "add", gone, model, "--id", "a"],
+        &["skill", "add", model, gone, "--id", "a"],
+        &["skill", "remove", gone, "a"],
+        &["skill", "export", model, "a", "--base", gone, "-o", out],
+        &["skill", "apply", model, gone, "-o", out],
+        &["skill", "list", gone],
+    ] {
+        let message = run(arguments).fails(1, "Io");
+        assert!(
+            message.starts_with(&format!("{gone}: no such file; ")) && message.contains("there is model.cmf"),
+            "{arguments:?}: {message}"
+        );
     }
 }

@@ -1,10 +1,13 @@
 //! The registry of skills and the view of a model with one of them.
 
 use super::raw::{Raw, record, sample};
+use super::tools::{go_on, interop, sound};
 use super::{fixture, on_disk, refusal};
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, SkillView, Tensors};
+use cmf_gpu::tools::skill::{self, New};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::Arc;
 
 /// 64 half floats of 1.0.
@@ -148,6 +151,14 @@ fn replacements_must_fit() {
         });
         let (_dir, path) = on_disk(&raw.build());
         let container = Container::open(&path).unwrap();
+        let report = container.verify(&mut |_, _| ());
+        // Found without anyone activating it.
+        let wrong = SkillView::new(&container, Some("a")).err().map(|err| (name, err.kind));
+        let found = report
+            .failures
+            .first()
+            .map(|found| (found.subject.as_str(), found.error.kind));
+        assert_eq!((found, report.failures.len()), (wrong, usize::from(wrong.is_some())));
         SkillView::new(&container, skill).map(|view| view.infos().len())
     };
     assert_eq!(view("skill.a.f16", &[64], Some("a")), Ok(13));
@@ -167,6 +178,39 @@ fn replacements_must_fit() {
         Kind::MissingTensor
     );
     assert_eq!(view("skill.a.other", &[64], None), Ok(13));
+    assert_eq!(view("skill.a.skill.a.other", &[64], None), Ok(13));
+}
+
+#[test]
+fn a_skill_goes_with_a_mask_that_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (base, other) = (interop("qwen2-q8_row-densemasks.cmf"), interop("qwen2-q4tp.cmf"));
+    let [model, file, full] = ["model", "file", "full"].map(|name| dir.path().join(name));
+    std::fs::write(&model, std::fs::read(&base).unwrap()).unwrap();
+    let new = |task: &str| New {
+        id: "s".into(),
+        input_mask_task: Some(task.into()),
+        ..New::default()
+    };
+    let err = skill::add(&model, &other, &new("wide"), &mut go_on).unwrap_err();
+    assert!(
+        err.kind == Kind::Usage && err.message.contains("general, narrow"),
+        "{err}"
+    );
+    assert_eq!(std::fs::read(&model).unwrap(), std::fs::read(&base).unwrap());
+    skill::add(&model, &other, &new("narrow"), &mut go_on).unwrap();
+    let task = |path: &Path| sound(path).skills()[0].input_mask_task.clone();
+    assert_eq!(task(&model).as_deref(), Some("narrow"));
+    // The skill file has no masks of its own: its base has them.
+    skill::export(&model, "s", &base, &file, &mut go_on).unwrap();
+    assert!(sound(&file).masks().is_none());
+    assert_eq!(sound(&file).skills()[0].task.as_deref(), Some("narrow"));
+    skill::apply(&base, &file, &full, false, &mut go_on).unwrap();
+    assert_eq!(task(&full).as_deref(), Some("narrow"));
+    let out = dir.path().join("out");
+    let err = skill::apply(&other, &file, &out, true, &mut go_on).unwrap_err();
+    assert!(err.kind == Kind::Parse && err.message.contains("'narrow'"), "{err}");
+    assert!(!out.exists());
 }
 
 /// Many skills are a matter of names, not of squares of their number.

@@ -1,15 +1,17 @@
 //! Skills of a model that is loaded: what they say, what a change moves, which one a prompt is for, and several at once.
 
 use crate::interop::{compare, greedy, tokens};
-use cmf_gpu::container::{Container, Sections, Selection, SkillView, TensorSpec, Tensors, Writer};
+use cmf_gpu::container::{
+    Container, Mask, MaskShape, Masks, Sections, Selection, SkillView, TensorSpec, Tensors, Writer,
+};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::Engine;
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::options::{DeviceChoice, LoadOptions, Overlay, Speculation};
+use cmf_gpu::options::{DeviceChoice, LoadOptions, Overlay, Speculation, TaskChoice};
 use cmf_gpu::program::Counters;
 use cmf_gpu::session::Cancel;
 use cmf_gpu::tools::registry::set_selection;
-use cmf_gpu::{Kind, routing, tools};
+use cmf_gpu::{Kind, Result, routing, tools};
 use half::f16;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
@@ -29,6 +31,10 @@ fn json_file(name: &str) -> Value {
 }
 
 fn load(path: &Path, on_host: bool, overlay: Overlay) -> Engine {
+    loaded(path, on_host, overlay, TaskChoice::Default).unwrap()
+}
+
+fn loaded(path: &Path, on_host: bool, overlay: Overlay, task: TaskChoice) -> Result<Engine> {
     let options = LoadOptions {
         device: DeviceChoice::Cpu,
         ctx: Some(96),
@@ -37,12 +43,13 @@ fn load(path: &Path, on_host: bool, overlay: Overlay) -> Engine {
         all_logits: true,
         speculation: Speculation::Off,
         overlay,
+        task,
         ..LoadOptions::default()
     };
     let mut progress = |_, _| ControlFlow::Continue(());
     match on_host {
-        true => Engine::load(path, &options, &mut progress).unwrap(),
-        false => Engine::load_on(path, crate::device(), &options, &mut progress).unwrap(),
+        true => Engine::load(path, &options, &mut progress),
+        false => Engine::load_on(path, crate::device(), &options, &mut progress),
     }
 }
 
@@ -266,6 +273,19 @@ fn fitted_skills_find_the_prompts_that_are_like_their_examples() {
             assert_eq!(routes[0].id, id, "{routes:?}");
         }
     }
+    drop(engine);
+    let other = Selection {
+        metric: Some("cosine".into()),
+        ..fitted.swap_remove(1)
+    };
+    set_selection(&path, "beta", &other).unwrap();
+    let routed = load(&path, false, Overlay::Backbone).route(&[1, 2], &Cancel::new());
+    let err = routed.unwrap_err();
+    assert!(
+        err.message.contains("'beta'") && err.message.contains("'cosine'"),
+        "{err}"
+    );
+    assert_eq!(err.kind, Kind::UnsupportedFeature);
 }
 
 /// By how much the skills of [`sample`] multiply tensors.
@@ -330,6 +350,141 @@ fn sample(dir: &Path) -> [PathBuf; 2] {
     };
     let skills = json!([{"id": "a", "layers": [0]}, {"id": "b", "layers": [0, 1]}]);
     [write("two.cmf", with, skills), write("means.cmf", means, json!([]))]
+}
+
+/// The model of [`sample`] with masks: of the skill `a`, of the file, and one that only `lost` names and that is not there.
+fn masked(dir: &Path) -> PathBuf {
+    let [path, _] = sample(dir);
+    let container = Container::open(&path).unwrap();
+    let shape = MaskShape::of(&container.header().arch, false);
+    let mut masks = Masks {
+        default_task: Some("usual".into()),
+        masks: ["usual", "narrow"]
+            .iter()
+            .zip(0..)
+            .map(|(name, id)| Mask::open(id, *name, shape))
+            .collect(),
+    };
+    for neuron in 0..32 {
+        masks.masks[0].set_ffn(0, neuron, false).unwrap();
+        masks.masks[1].set_ffn(1, 2 * neuron, false).unwrap();
+    }
+    let mut header = container.header_json().clone();
+    let skills = json!([
+        {"id": "a", "input_mask_task": "narrow"}, {"id": "b"}, {"id": "lost", "input_mask_task": "gone"},
+        {"id": "whole", "input_mask_task": "none"},
+    ]);
+    header.insert("skills".into(), skills);
+    let specs = container.infos().iter().map(|info| TensorSpec {
+        name: info.name.clone(),
+        dtype: info.dtype,
+        shape: info.shape.clone(),
+    });
+    let section = masks.to_bytes().unwrap();
+    let sections = Sections {
+        masks: Some(&section),
+        ..Sections::default()
+    };
+    let path = dir.join("masked.cmf");
+    let mut writer = Writer::create(&path, header, specs.collect(), sections).unwrap();
+    (0..container.infos().len()).for_each(|id| writer.write(container.bytes(id).unwrap()).unwrap());
+    writer.finish().unwrap();
+    path
+}
+
+#[track_caller]
+fn is(engine: &mut Engine, task: Option<&str>, wanted: &[f32]) {
+    assert_eq!(engine.task(), task);
+    assert!(logits(engine) == wanted, "other logits under {task:?}");
+}
+
+#[test]
+fn a_skill_brings_its_mask_and_takes_it_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = masked(dir.path());
+    for on_host in [false, true] {
+        let mut engine = load(&path, on_host, Overlay::Backbone);
+        let named = |name: &str| TaskChoice::Named(name.into());
+        let fresh = |overlay: Overlay, task: TaskChoice| logits(&mut loaded(&path, on_host, overlay, task).unwrap());
+        let (usual, narrow) = (
+            fresh(Overlay::Backbone, named("usual")),
+            fresh(skill("a"), named("narrow")),
+        );
+        let (full, usual_a) = (
+            fresh(Overlay::Backbone, TaskChoice::Full),
+            fresh(skill("a"), named("usual")),
+        );
+        assert!(distance(&usual, &full) > 1e-3 && distance(&narrow, &usual_a) > 1e-3);
+
+        is(&mut engine, Some("usual"), &usual);
+        let said = engine.set_skill(Some("a")).unwrap().unwrap();
+        assert!(said.contains("'narrow': how good"), "{said}");
+        is(&mut engine, Some("narrow"), &narrow);
+        assert_eq!(logits(&mut load(&path, on_host, skill("a"))), narrow, "loaded so");
+        engine.set_skill(None).unwrap();
+        is(&mut engine, Some("usual"), &usual);
+        assert_eq!(engine.set_skill(Some("a")).unwrap(), None, "once");
+        engine.set_skill(Some("b")).unwrap();
+        assert_eq!(engine.task(), Some("usual"), "b says nothing");
+        engine.set_skill(Some("whole")).unwrap();
+        is(&mut engine, None, &full);
+
+        // Who named a task gets it, until the choice is open again.
+        engine.set_task(Some("usual")).unwrap();
+        let said = engine.set_skill(Some("a")).unwrap().unwrap();
+        assert!(
+            said.contains("skill 'a' goes with the task 'narrow', but 'usual' was asked for"),
+            "{said}"
+        );
+        is(&mut engine, Some("usual"), &usual_a);
+        engine.choose_task(&TaskChoice::Default).unwrap();
+        is(&mut engine, Some("narrow"), &narrow);
+        engine.set_task(None).unwrap();
+        engine.set_skill(None).unwrap();
+        is(&mut engine, None, &full);
+        engine.choose_task(&TaskChoice::Default).unwrap();
+        assert_eq!(engine.task(), Some("usual"));
+
+        let err = engine.set_skill(Some("lost")).unwrap_err();
+        assert!(err.kind == Kind::Parse && err.message.contains("'lost'"), "{err}");
+        assert!(
+            err.message.contains("'gone'") && err.message.contains("usual, narrow"),
+            "{err}"
+        );
+        is(&mut engine, Some("usual"), &usual);
+        let err = loaded(&path, on_host, skill("lost"), TaskChoice::Default)
+            .map(drop)
+            .unwrap_err();
+        assert_eq!(err.kind, Kind::Parse);
+        assert!(loaded(&path, on_host, skill("lost"), named("usual")).is_ok());
+
+        let blend = |text: &str| Overlay::blend(text).unwrap();
+        let said = engine.set_overlay(&blend("a:0.5,b:0.5")).unwrap().unwrap();
+        assert!(said.contains("'a' with 'narrow', 'b' with no certain one"), "{said}");
+        assert_eq!(engine.task(), Some("usual"));
+        engine.set_overlay(&blend("a:1,b:0")).unwrap();
+        assert_eq!(engine.task(), Some("narrow"));
+
+        // What a prompt is like does not depend on a task.
+        let phi = |engine: &mut Engine| engine.mean_hidden(&[51, 457, 310], &[0, 1], &Cancel::new()).unwrap();
+        engine.set_overlay(&Overlay::Backbone).unwrap();
+        let under_usual = phi(&mut engine);
+        is(&mut engine, Some("usual"), &usual);
+        engine.set_skill(Some("a")).unwrap();
+        assert_eq!(phi(&mut engine), under_usual);
+        assert_eq!((engine.overlay(), engine.task()), (&Overlay::Backbone, Some("usual")));
+        engine.set_task(None).unwrap();
+        assert_eq!(phi(&mut engine), under_usual);
+    }
+    let report = Container::open(&path).unwrap().verify(&mut |_, _| ());
+    let [failure] = report.failures.as_slice() else {
+        panic!("{:?}", report.failures)
+    };
+    assert_eq!(
+        (failure.subject.as_str(), failure.error.kind),
+        ("skill 'lost'", Kind::Parse)
+    );
+    assert!(failure.error.message.contains("'gone'"), "{}", failure.error);
 }
 
 #[test]

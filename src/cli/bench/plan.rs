@@ -4,22 +4,25 @@ use super::super::output::size;
 use super::super::run::peak_bytes;
 use super::{Args, Context, Form, Outcome, Result, model, usage};
 use cmf_gpu::container::{Arch, Tensors};
-use cmf_gpu::engine::{Planned, planned};
-use cmf_gpu::options::{Overlay, TaskChoice};
+use cmf_gpu::engine::{Planned, overlaid, planned, task_with};
+use cmf_gpu::options::{LoadOptions, Overlay};
 use cmf_gpu::program::Cost;
 use cmf_gpu::synthetic::synthetic;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 pub(super) fn run(args: &Args, context: &mut Context) -> Result {
-    let options = args.device.options();
-    if options.task != TaskChoice::Default || args.overlay.fixed(context)? != Overlay::Backbone {
-        return Err(usage(
-            "--plan tells of the whole model: it takes neither --task nor --skill nor --blend",
-        ));
-    }
-    let told = |arch: &Arch, tensors: &dyn Tensors| -> Result<Told> {
-        let Planned { model, plan, notice } = planned(arch, tensors, &options)?;
+    let mut options = args.load.options();
+    options.overlay = args.load.overlay.fixed(context)?;
+    let told = |arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions| -> Result<Told> {
+        let Planned {
+            model,
+            plan,
+            task,
+            notice,
+        } = planned(arch, tensors, options)?;
         Ok(Told {
+            task,
             name: arch.arch_name.clone(),
             layers: model.layers.len(),
             parameters: model.parameters(tensors),
@@ -30,24 +33,37 @@ pub(super) fn run(args: &Args, context: &mut Context) -> Result {
         })
     };
     let told = match args.shape()? {
-        Some(_) if args.model.optional(context)?.is_some() => {
+        Some(_) if args.load.model.optional(context)?.is_some() => {
             return Err(usage("--synthetic takes the place of MODEL"));
+        }
+        Some(_) if options.overlay != Overlay::Backbone => {
+            return Err(usage("skills are a MODEL's, and there is none"));
         }
         Some(shape) => {
             let (arch, tensors) = synthetic(&shape, args.quant)?;
-            told(&arch, &tensors)?
+            told(&arch, &tensors, &options)?
         }
         None => {
-            let container = model::open(&args.model.path(context)?)?;
-            told(&container.header().arch, &container)?
+            let container = Arc::new(model::open(&args.load.model.path(context)?)?);
+            model::runnable(&container)?;
+            let tensors = overlaid(&container, &options.overlay)?;
+            let (task, notice) = task_with(&container, &options.overlay, &options.task)?;
+            if let Some(notice) = notice {
+                context.out.note(format!("note: {notice}"));
+            }
+            options.task = task;
+            told(&container.header().arch, &*tensors, &options)?
         }
     };
     if let Some(notice) = &told.notice {
         context.out.note(format!("note: {notice}"));
     }
+    if let Some(task) = &told.task {
+        context.out.note(format!("task {task}"));
+    }
     let form = if context.out.json { Form::Json } else { args.output };
     match form {
-        Form::Json => context.out.json(&told.json(args.device.kv.name()))?,
+        Form::Json => context.out.json(&told.json(args.load.device.kv.name()))?,
         Form::Csv => {
             context.out.line("program,dispatches,barriers,weight_bytes")?;
             for row in told.rows() {
@@ -71,6 +87,7 @@ pub(super) fn run(args: &Args, context: &mut Context) -> Result {
 /// What is shown.
 struct Told {
     name: String,
+    task: Option<String>,
     layers: usize,
     parameters: u64,
     ctx: u32,
@@ -118,6 +135,7 @@ impl Told {
         });
         json!({
             "name": self.name,
+            "task": self.task,
             "layers": self.layers,
             "parameters": self.parameters,
             "ctx": self.ctx,

@@ -11,7 +11,7 @@ pub const HELP: &str = "\
 /set [NAME [VALUE]]   shows or changes how answers are made:
                       temp top-k top-p min-p repeat-penalty presence-penalty frequency-penalty seed max-tokens
                       and task: whose mask is active; /set task none runs the full model
-                      and skill: which one is active; /set skill none goes back to the bare model
+                      and skill: which one is active, with its mask if no task was set; /set skill none goes back
 /regen                answers the last message anew
 /stats                what the conversation takes
 A \\ at the end of a line continues the message on the next one; // begins a message with /.

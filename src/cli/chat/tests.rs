@@ -5,9 +5,11 @@ use cmf_gpu::Error;
 use cmf_gpu::convert::{self, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::options::{DeviceChoice, LoadOptions};
+use cmf_gpu::tools::skill::{self, New};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 #[path = "../../../tests/golden/mod.rs"]
 mod golden;
@@ -73,12 +75,16 @@ fn engine(ctx: u32) -> Engine {
     let path = dir.path().join("model.cmf");
     let quant = convert::Options::new(Dtype::F16);
     convert(src.path(), &path, &quant, &mut |_| ControlFlow::Continue(())).unwrap();
+    loaded(&path, ctx)
+}
+
+fn loaded(path: &Path, ctx: u32) -> Engine {
     let options = LoadOptions {
         device: DeviceChoice::Cpu,
         ctx: Some(ctx),
         ..LoadOptions::default()
     };
-    Engine::load(&path, &options, &mut |_, _| ControlFlow::Continue(())).unwrap()
+    Engine::load(path, &options, &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
 fn settings(max_tokens: usize) -> Settings {
@@ -338,4 +344,38 @@ fn what_cannot_be_shown_ends_the_chat() {
     let ended = chat.run(&mut typed(&["Hello", "more"]), &mut Cancel::new, &mut screen);
     assert_eq!(ended.err().unwrap().message, "stdout: full");
     assert!(screen.text.len() < 30 && screen.notes.is_empty());
+}
+
+#[test]
+fn a_skill_brings_its_mask_unless_a_task_was_set() {
+    let interop = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/interop");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.cmf");
+    let masked = std::fs::read(interop.join("qwen2-q8_row-densemasks.cmf")).unwrap();
+    std::fs::write(&path, masked).unwrap();
+    let new = New {
+        id: "s".into(),
+        input_mask_task: Some("narrow".into()),
+        ..New::default()
+    };
+    let source = interop.join("qwen2-q4tp.cmf");
+    skill::add(&path, &source, &new, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let mut engine = loaded(&path, 64);
+    let mut chat = chat(&mut engine, 2);
+    let mut screen = Screen::default();
+    let unmeasured = "skill s; how good the model is with it was not measured";
+    go(
+        &mut chat,
+        &["/set task", "/set skill s", "/set skill none"],
+        &mut screen,
+    );
+    let wanted = ["task general", unmeasured, "task narrow", "skill none", "task general"];
+    assert_eq!(screen.said, wanted);
+    let mut screen = Screen::default();
+    let lines = ["/set task general", "/set skill s", "/set skill lost", "/set skill"];
+    go(&mut chat, &lines, &mut screen);
+    let wanted = ["task general", unmeasured, "no skill 'lost', there are: s", unmeasured];
+    assert_eq!(screen.said, wanted);
+    let overruled = "note: skill 's' goes with the task 'narrow', but 'general' was asked for";
+    assert_eq!(screen.notes, [overruled]);
 }

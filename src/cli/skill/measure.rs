@@ -1,9 +1,10 @@
 //! `skill measure`: what a skill is worth, by the perplexity of a text.
 
-use crate::cli::args::{self, DeviceArgs, read_text, whole};
+use crate::cli::args::{self, DeviceArgs, TaskArgs, read_text, whole};
 use crate::cli::ppl::{Windows, tokens};
 use crate::cli::{Context, Outcome, Result, model};
-use cmf_gpu::container::SkillView;
+use cmf_gpu::container::{NO_TASK, SkillView};
+use cmf_gpu::options::TaskChoice;
 use cmf_gpu::tools::registry::set_quality;
 use serde_json::json;
 use std::path::PathBuf;
@@ -18,6 +19,8 @@ pub struct Args {
     id: String,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    task: TaskArgs,
     /// A text of the skill's task that it was not trained with; - = stdin
     #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
     file: PathBuf,
@@ -29,18 +32,28 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Result {
     let text = read_text(&args.file)?;
     let container = model::open(&args.model)?;
+    model::runnable(&container)?;
     SkillView::new(&container, Some(&args.id))?;
     let mut options = args.device.options();
+    options.task = args.task.choice();
     let windows = Windows::planned(&mut options, &container, args.stride)?;
     let mut engine = args::load(container, &options, context)?;
     let tokens = tokens(&engine, &text, &args.file)?;
     let (backbone, count) = windows.measure(&mut engine, &tokens, context)?;
-    engine.set_skill(Some(&args.id))?;
+    let without = engine.task().unwrap_or(NO_TASK).to_owned();
+    if let Some(notice) = engine.set_skill(Some(&args.id))? {
+        context.out.note(format!("note: {notice}"));
+    }
+    let task = engine.task().unwrap_or(NO_TASK).to_owned();
+    if task != without {
+        context.out.note(format!("with skill {}: task {task}", args.id));
+    }
+    let task = Some(task).filter(|_| options.task != TaskChoice::Default);
     let (overlaid, _) = windows.measure(&mut engine, &tokens, context)?;
     // Nothing reads the file while it grows.
     drop(engine);
     let (backbone, overlaid) = (backbone.exp(), overlaid.exp());
-    let written = set_quality(&args.model, &args.id, backbone, overlaid, &text)?;
+    let written = set_quality(&args.model, &args.id, (backbone, overlaid), &text, task.as_deref())?;
     for note in &written.notes {
         context.out.note(format!("note: {note}"));
     }

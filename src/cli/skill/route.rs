@@ -1,6 +1,8 @@
-//! `skill route`: how well each skill fits a prompt, taken as it is, without a template.
+//! `skill route`: how well each skill fits a prompt, taken as it is, without a template, in the model without masks.
 
+use super::fit::full;
 use crate::cli::args::{self, DeviceArgs};
+use crate::cli::overlay::note_incomparable;
 use crate::cli::prompt::{self, Given, PromptArgs};
 use crate::cli::{Context, Outcome, Result, model, usage};
 use cmf_gpu::error::escape;
@@ -30,16 +32,17 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if let Some(tokens) = &tokens {
         model::known_tokens(tokens, &container)?;
     }
-    let mut engine = args::load(container, &args.device.options(), context)?;
+    let mut engine = args::load(container, &full(&args.device), context)?;
     let tokens = match tokens {
         Some(tokens) => tokens,
         None => engine.tokenizer()?.encode(&text, true)?,
     };
     let routes = engine.route(&tokens, &context.interrupt.graceful())?;
+    note_incomparable(&routes, &context.out);
     if context.out.json {
         let energies: Vec<Value> = routes
             .iter()
-            .map(|route| json!({"id": route.id, "energy": route.energy}))
+            .map(|route| json!({"id": route.id, "energy": route.energy, "phi_layer": route.phi_layer}))
             .collect();
         context.out.json(&json!({
             "winner": routes.first().map(|best| &best.id),

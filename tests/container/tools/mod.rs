@@ -14,16 +14,16 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-fn interop(name: &str) -> PathBuf {
+pub fn interop(name: &str) -> PathBuf {
     fixture("interop").join(name)
 }
 
-fn go_on(_: u64, _: u64) -> ControlFlow<()> {
+pub fn go_on(_: u64, _: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
 /// An open file without a fault.
-fn sound(path: &Path) -> Container {
+pub fn sound(path: &Path) -> Container {
     let container = Container::open(path).unwrap();
     let report = container.verify(&mut |_, _| ());
     assert!(report.ok() && report.notes.is_empty(), "{report:?}");

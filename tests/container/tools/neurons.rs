@@ -123,8 +123,7 @@ fn skills_are_cut_with_their_model() {
     skill::apply(&model, &file, &specialist, true, &mut go_on).unwrap();
     let new = New {
         id: "gfx".into(),
-        name: None,
-        quant: None,
+        ..New::default()
     };
     skill::add(&model, &specialist, &new, &mut go_on).unwrap();
     // As if more was known of it.

@@ -112,6 +112,7 @@ fn skills_are_added_and_removed_in_place() {
         id: id.into(),
         name: Some("a name".into()),
         quant,
+        ..New::default()
     };
     let written = skill::add(&model, &specialist, &new("gfx", None), &mut go_on).unwrap();
     let after = std::fs::read(&model).unwrap();
@@ -214,8 +215,8 @@ fn a_skill_can_come_from_other_peoples_files() {
     converted(&source, &model);
     let new = |id: &str, quant: Option<Dtype>| New {
         id: id.into(),
-        name: None,
         quant,
+        ..New::default()
     };
     let err = skill::add(&model, &source, &new("s", None), &mut go_on).unwrap_err();
     assert!(err.message.contains("differs from the model in no tensor"), "{err}");
@@ -263,8 +264,7 @@ fn a_shard_grows_and_its_siblings_stay() {
     .unwrap();
     let new = New {
         id: "gfx".into(),
-        name: None,
-        quant: None,
+        ..New::default()
     };
     skill::add(&paths[1], &specialist, &new, &mut go_on).unwrap();
     assert_eq!(std::fs::read(&paths[1]).unwrap(), second);
