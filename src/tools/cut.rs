@@ -2,7 +2,7 @@
 //! uncut model goes. Knows names and records, no payloads.
 
 use super::rewrite::Part;
-use crate::container::{Container, Mask, Masks, SkillView};
+use crate::container::{Container, SkillView};
 use crate::error::{Result, bail};
 use serde_json::{Map, Value};
 
@@ -32,52 +32,16 @@ pub(super) fn split<'a>(model: &Container, name: &'a str) -> (&'a str, &'a str) 
     }
 }
 
-/// The first layers at whose end something is not what it was.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
-    /// The first layer that was cut.
-    layer: Option<usize>,
-    /// The first with other hidden states than those that prompts are compared by.
-    hidden: Option<usize>,
-}
-
-impl Cut {
-    /// `layer` is the first that was cut; `lasting`: what was cut is all that the default task leaves out anyway.
-    pub fn new(model: &Container, layer: Option<usize>, lasting: bool) -> Cut {
-        // Prompts are compared by hidden states under the default task, whose mask is gone as well.
-        let default = model.masks().and_then(Masks::default_mask).and_then(first_masked);
-        let hidden = layer.into_iter().chain(default).min();
-        Cut {
-            layer,
-            hidden: hidden.filter(|_| !lasting),
-        }
-    }
-}
-
-/// The first layer of which a mask leaves something out.
-fn first_masked(mask: &Mask) -> Option<usize> {
-    let shape = mask.shape();
-    let whole = |visit: usize| {
-        mask.ffn_count(visit) == shape.ffn
-            && mask.head_count(visit) == shape.heads
-            && mask.expert_count(visit) == shape.experts
-    };
-    let masked = |&layer: &usize| {
-        let mut visits = (layer..shape.rows).step_by(shape.layers.max(1));
-        !mask.layer(layer) || !visits.all(whole)
-    };
-    (0..shape.layers).find(masked)
-}
-
 /// Takes out of the registry in `header` what was found with the uncut model: what was measured, the masks' names, and
-/// subspaces of hidden states that are others now. Returns what a person should know.
+/// subspaces of hidden states that are others now. `layer` is the first that was cut; prompts are compared by hidden states of
+/// the full model, which from there on are others. Returns what a person should know.
 ///
 /// Errors: `Parse` for a header that has no registry of the model's skills.
 pub(super) fn skills(
     model: &Container,
     header: &mut Map<String, Value>,
     parts: &[Part],
-    cut: Cut,
+    layer: Option<usize>,
 ) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     let Some(Value::Array(records)) = header.get_mut("skills") else {
@@ -89,13 +53,13 @@ pub(super) fn skills(
         let Some(Value::Object(record)) = records.iter_mut().find(of_it) else {
             bail!(Parse, "header.skills: no record of skill '{id}'");
         };
-        if cut.layer.is_some() && skill.quality.is_some() {
+        if layer.is_some() && skill.quality.is_some() {
             record.insert("quality".into(), Value::Null);
             notes.push(format!(
                 "skill '{id}': its quality is left out, it was measured with the whole model"
             ));
         }
-        if let (Some(selection), Some(layer)) = (&skill.selection, cut.hidden)
+        if let (Some(selection), Some(layer)) = (&skill.selection, layer)
             && selection.phi_layer >= layer
         {
             record.insert("selection".into(), Value::Null);
@@ -104,8 +68,11 @@ pub(super) fn skills(
                  makes a new one"
             ));
         }
-        if skill.input_mask_task.is_some() {
+        if let Some(task) = &skill.input_mask_task {
             record.insert("input_mask_task".into(), Value::Null);
+            notes.push(format!(
+                "skill '{id}': the task '{task}' that it goes with is left out, the masks are gone"
+            ));
         }
         let prefix = skill.tensor_name("");
         if !parts.iter().any(|part| part.spec.name.starts_with(&prefix)) {

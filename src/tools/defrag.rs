@@ -1,6 +1,6 @@
 //! `defrag`: a model without the neurons that a task's mask switches off (section 11 of the format).
 
-use super::cut::{self, Cut};
+use super::cut;
 use super::gather;
 use super::rewrite::{Part, Plan, header_of, object, spec};
 use super::{Progress, Written};
@@ -56,8 +56,7 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
     let nominal = drafts.map(|info| info.rows_cols().0).fold(widest, usize::max);
     object(&mut header, "arch")?.insert("intermediate_size".into(), nominal.into());
     let layer = kept.iter().position(|kept| kept.as_ref().is_some_and(Kept::is_cut));
-    let lasting = !restricts_more(mask) && masks.default_mask().is_some_and(|mask| mask.name == task);
-    let mut notes = cut::skills(&model, &mut header, &parts, Cut::new(&model, layer, lasting))?;
+    let mut notes = cut::skills(&model, &mut header, &parts, layer)?;
     let names = masks.masks.iter().map(|mask| mask.name.as_str());
     let others: Vec<&str> = names.filter(|&name| name != task).collect();
     if !others.is_empty() {

@@ -1,6 +1,6 @@
 //! Narrowing a mixture of experts to what a task uses (section 11.1 of the format): as a mask, or for good.
 
-use super::cut::{self, Cut};
+use super::cut;
 use super::gather;
 use super::rewrite::{Part, Plan, header_of, object, spec};
 use super::{Progress, Written};
@@ -277,12 +277,7 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
     let mut kept = layers.iter().map(|(&layer, keep)| (layer, keep.len()));
     let layer = kept.find(|(layer, kept)| before.get(layer).is_some_and(|before| kept < before));
     let layer = layer.map(|(layer, _)| layer);
-    notes.extend(cut::skills(
-        &model,
-        &mut header,
-        &parts,
-        Cut::new(&model, layer, false),
-    )?);
+    notes.extend(cut::skills(&model, &mut header, &parts, layer)?);
     let sections = model.sections()?;
     if sections.masks.is_some() {
         notes.push("the masks are left out: they speak of experts that are gone".to_owned());
