@@ -122,6 +122,8 @@ impl Executor for HostExecutor {
         self.tickets += 1;
         if last {
             self.counters.weight_bytes += self.plan.weight_bytes_read(which);
+            let reads = self.plan.kv_reads(which);
+            self.counters.kv_bytes += reads.iter().map(|read| read.of_run(extent)).sum::<u64>();
         }
         Ok(Ticket(self.tickets - 1))
     }
@@ -220,6 +222,9 @@ impl Bound<'_> {
             Op::AttnBlock(p) => self.attn_block(p),
             Op::AttnMerge(p) => self.attn_merge(p),
             Op::AttnChunk(p) => self.attn_chunk(p),
+            Op::AttnBlockSome(p) => self.attn_block_some(p),
+            Op::AttnMergeSome(p) => self.attn_merge_some(p),
+            Op::AttnChunkSome(p) => self.attn_chunk_some(p),
             Op::DeltaNet(p) => self.delta_net(p),
             Op::MoeGlu(p) => self.moe_glu(p),
             Op::MoeDown(p) => self.moe_down(p),

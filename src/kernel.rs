@@ -65,6 +65,9 @@ pub enum Kernel {
     AttnBlock,
     AttnMerge,
     AttnChunk,
+    AttnBlockSome,
+    AttnMergeSome,
+    AttnChunkSome,
     DeltaNet,
     MoeGlu,
     MoeDown,
@@ -83,7 +86,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 33] = [
+    pub const ALL: [Kernel; 36] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -103,6 +106,9 @@ impl Kernel {
         Kernel::AttnBlock,
         Kernel::AttnMerge,
         Kernel::AttnChunk,
+        Kernel::AttnBlockSome,
+        Kernel::AttnMergeSome,
+        Kernel::AttnChunkSome,
         Kernel::DeltaNet,
         Kernel::MoeGlu,
         Kernel::MoeDown,
@@ -379,12 +385,56 @@ impl Kernel {
             },
             Kernel::AttnChunk => &Row {
                 stem: "attn_chunk",
-                libs: &["vector", "ctl", "attention", "gate"],
+                libs: &["vector", "ctl", "attention", "gate", "attention_chunk"],
                 bindings: &[
                     ("ctl", Read),
                     ("qkv", Read),
                     ("k_cache", Read),
                     ("v_cache", Read),
+                    ("y", Write),
+                ],
+                threads: Some(64),
+                weights: false,
+                kv: true,
+            },
+            Kernel::AttnBlockSome => &Row {
+                stem: "attn_block_some",
+                libs: &["vector", "ctl", "attention"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("qkv", Read),
+                    ("k_cache", Read),
+                    ("v_cache", Read),
+                    ("list", Read),
+                    ("part", Write),
+                ],
+                threads: Some(64),
+                weights: false,
+                kv: true,
+            },
+            Kernel::AttnMergeSome => &Row {
+                stem: "attn_merge_some",
+                libs: &["vector", "ctl", "attention", "gate"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("part", Read),
+                    ("qkv", Read),
+                    ("list", Read),
+                    ("y", Write),
+                ],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
+            Kernel::AttnChunkSome => &Row {
+                stem: "attn_chunk_some",
+                libs: &["vector", "ctl", "attention", "gate", "attention_chunk"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("qkv", Read),
+                    ("k_cache", Read),
+                    ("v_cache", Read),
+                    ("list", Read),
                     ("y", Write),
                 ],
                 threads: Some(64),

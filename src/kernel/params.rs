@@ -354,6 +354,69 @@ params! {
         /// Vectors from one query head to the next; more than a head has: its gate follows.
         query_vectors: u32,
     }
+    /// Parameters of `attn_block_some`: those of `attn_block`.
+    AttnBlockSome {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Positions the caches hold.
+        positions: u32,
+        /// Blocks that the parts hold for a head.
+        blocks: u32,
+        /// Factor of every score.
+        scale: f32,
+        /// Soft cap of scores; 0 = none.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+        /// Vectors from one query head to the next.
+        query_vectors: u32,
+    }
+    /// Parameters of `attn_merge_some`: those of `attn_merge`.
+    AttnMergeSome {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Blocks that the parts hold for a head.
+        blocks: u32,
+        /// As in `attn_block`.
+        scale: f32,
+        /// As in `attn_block`.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// Vectors from one query head to the next; more than a head has: its gate follows.
+        query_vectors: u32,
+    }
+    /// Parameters of `attn_chunk_some`: those of `attn_chunk`.
+    AttnChunkSome {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Positions the caches hold.
+        positions: u32,
+        /// Factor of every score.
+        scale: f32,
+        /// Soft cap of scores; 0 = none.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// Vectors from one query head to the next; more than a head has: its gate follows.
+        query_vectors: u32,
+    }
     /// Parameters of `delta_net`.
     DeltaNet {
         /// Value heads.

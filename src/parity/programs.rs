@@ -182,5 +182,6 @@ fn tolerance(step: &Step, kind: Elements) -> Tolerance {
         (Op::MoeDown(_) | Op::MoeMatmul(_) | Op::MoeCombine(_), _) => Tolerance::Summed,
         (Op::MoeCount(_) | Op::MoeLists(_), _) => Tolerance::Exact,
         (Op::AttnBlock(_) | Op::AttnMerge(_) | Op::AttnChunk(_) | Op::DeltaNet(_), _) => Tolerance::Exponential,
+        (Op::AttnBlockSome(_) | Op::AttnMergeSome(_) | Op::AttnChunkSome(_), _) => Tolerance::Exponential,
     }
 }

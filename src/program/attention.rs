@@ -1,7 +1,7 @@
 //! Softmax attention as steps: projections, rotation and append, blocks and merge (decode) or chunks (prefill), output.
 
-use super::masking::Part;
-use super::place::{Place, Side};
+use super::masking::{Part, Shared};
+use super::place::{Masked, Place, Side};
 use super::walk::{Mode, Source, Walk};
 use super::{ATTENTION_BLOCK, Bind, Fill, Stacking, VectorId};
 use crate::error::{Result, bail};
@@ -36,7 +36,17 @@ impl Walk<'_> {
 
         self.norm(norm, &name("norm"));
         let elements = query_vectors as usize * 4;
+        // Keys and values that only masked heads would read are not made either.
+        let shared = Shared {
+            by: attention.heads.checked_div(attention.kv_heads).unwrap_or(0),
+            per: model.head_dim,
+            count: attention.kv_heads,
+        };
         let queries = self.masked(place, Part::Heads, attention.heads, elements);
+        let queries = queries.map(|queries| Masked {
+            shared: Some(shared),
+            ..queries
+        });
         let from = self.at(Mode::Decode);
         self.projections(&name("qkv"), &attention.projections.iter().collect::<Vec<_>>())?;
         self.narrow(from, queries, Side::Rows)?;
@@ -110,6 +120,7 @@ impl Walk<'_> {
             y_stride,
             query_vectors,
         };
+        let from = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
         let bind = |buffers: &[usize]| buffers.iter().copied().map(Bind::Buffer).collect::<Vec<_>>();
         let to_part = bind(&[decode.ctl, decode.qkv, k_cache, v_cache, decode.part]);
         self.push(Mode::Decode, &name("block"), Op::AttnBlock(block), None, to_part);
@@ -121,7 +132,8 @@ impl Walk<'_> {
         let x = [decode.attn, prefill.attn];
         let heads = self.masked(place, Part::Heads, attention.heads, model.head_dim);
         let columns = attention.heads * model.head_dim;
-        self.silence(&[Mode::Decode, Mode::Prefill], &name("heads"), x, heads, columns)?;
+        self.narrow_attention(from, heads, &name("heads"))?;
+        self.silence(&[Mode::Prefill], &name("heads"), x, heads, columns)?;
         let from = self.at(Mode::Decode);
         self.residual(&name("o"), &attention.o, x, layer.attn_post_norm, next_norm)?;
         self.narrow(from, heads, Side::Cols)

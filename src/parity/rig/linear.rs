@@ -167,6 +167,7 @@ impl Maker {
                 len,
                 per,
                 limit,
+                shared: None,
             };
             let content = match spec.product {
                 Product::MatvecSome => Some(Content::Listed {
