@@ -6,6 +6,7 @@
 mod attention;
 mod delta_net;
 mod linear;
+mod listed;
 mod masked;
 mod moe;
 mod tokens;
@@ -217,6 +218,9 @@ impl Bound<'_> {
             Op::Matmul(p) => self.matmul(p),
             Op::MatmulAdd(p) => self.matmul_add(p),
             Op::MatmulGlu(p) => self.matmul_glu(p),
+            Op::MatmulSome(p) => self.matmul_some(p),
+            Op::MatmulAddSome(p) => self.matmul_add_some(p),
+            Op::MatmulGluSome(p) => self.matmul_glu_some(p),
             Op::Glu(p) => self.glu(p),
             Op::Rope(p) => self.rope(p),
             Op::AttnBlock(p) => self.attn_block(p),

@@ -40,7 +40,24 @@ pub struct Row {
 use Access::{Read, Write};
 
 const TEAM_LIBS: &[&str] = &["vector", "weights", "parts", "grid", "canon", "norm_scale", "matvec"];
-const MATMUL_LIBS: &[&str] = &["vector", "weights", "parts", "ctl", "matmul", "matmul_tile"];
+const MATMUL_LIBS: &[&str] = &[
+    "vector",
+    "weights",
+    "parts",
+    "ctl",
+    "matmul",
+    "tile_every",
+    "matmul_tile",
+];
+const LISTED_LIBS: &[&str] = &[
+    "vector",
+    "weights",
+    "parts",
+    "ctl",
+    "matmul",
+    "tile_listed",
+    "matmul_tile",
+];
 
 /// A kernel of the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,6 +77,9 @@ pub enum Kernel {
     Matmul,
     MatmulAdd,
     MatmulGlu,
+    MatmulSome,
+    MatmulAddSome,
+    MatmulGluSome,
     Glu,
     Rope,
     AttnBlock,
@@ -86,7 +106,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 36] = [
+    pub const ALL: [Kernel; 39] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -101,6 +121,9 @@ impl Kernel {
         Kernel::Matmul,
         Kernel::MatmulAdd,
         Kernel::MatmulGlu,
+        Kernel::MatmulSome,
+        Kernel::MatmulAddSome,
+        Kernel::MatmulGluSome,
         Kernel::Glu,
         Kernel::Rope,
         Kernel::AttnBlock,
@@ -324,12 +347,60 @@ impl Kernel {
             },
             Kernel::MatmulGlu => &Row {
                 stem: "matmul_glu",
-                libs: &["vector", "weights", "ctl", "matmul", "glu"],
+                libs: &["vector", "weights", "ctl", "matmul", "glu", "matmul_pair"],
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
                     ("ctl", Read),
                     ("x", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatmulSome => &Row {
+                stem: "matmul_some",
+                libs: LISTED_LIBS,
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("list", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatmulAddSome => &Row {
+                stem: "matmul_add_some",
+                libs: LISTED_LIBS,
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("list", Read),
+                    ("bias", Read),
+                    ("h", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatmulGluSome => &Row {
+                stem: "matmul_glu_some",
+                libs: &["vector", "weights", "ctl", "matmul", "glu", "matmul_pair"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("list", Read),
                     ("bias", Read),
                     ("y", Write),
                 ],

@@ -11,14 +11,14 @@ use std::ops::Range;
 const HEAD: usize = 4;
 
 /// What a list names, of `blocks` and `units` that there are.
-struct List {
-    blocks: Vec<usize>,
-    units: Vec<usize>,
+pub(super) struct List {
+    pub blocks: Vec<usize>,
+    pub units: Vec<usize>,
 }
 
 impl Bound<'_> {
     /// The list in binding `i`. Its blocks are a permutation: what is not named first becomes zero.
-    fn list(&self, i: usize, blocks: u32, units: u32) -> Result<List> {
+    pub(super) fn list(&self, i: usize, blocks: u32, units: u32) -> Result<List> {
         let words = self.words(i)?;
         let head = part(words, 0, HEAD, "list")?;
         let named = |at: u32, count: u32, all: u32, what: &str| -> Result<Vec<usize>> {

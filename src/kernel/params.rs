@@ -263,6 +263,61 @@ params! {
         /// 1 = gelu_tanh, 0 = silu.
         gelu: u32,
     }
+    /// Parameters of `matmul_some`: those of `matmul`.
+    MatmulSome {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matmul_add_some`: those of `matmul_add`.
+    MatmulAddSome {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matmul_glu_some`: those of `matmul_glu`.
+    MatmulGluSome {
+        /// Rows stored in this segment, gate and up together.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First output of this segment.
+        row0: u32,
+        /// Outputs of this segment.
+        part1: u32,
+        /// Unused third part.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the biases.
+        has_bias: u32,
+        /// Where the up biases begin.
+        bias_up: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
     /// Parameters of `glu`.
     Glu {
         /// Vectors of 4 in a column.

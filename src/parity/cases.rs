@@ -84,11 +84,21 @@ pub(super) enum Product {
     Matmul,
     MatmulAdd,
     MatmulGlu,
+    MatmulSome,
+    MatmulAddSome,
+    MatmulGluSome,
 }
 
 impl Product {
     /// Those of which a list names what is computed.
-    const LISTED: [Product; 3] = [Product::MatvecSome, Product::MatvecAddSome, Product::MatvecGluSome];
+    const LISTED: [Product; 6] = [
+        Product::MatvecSome,
+        Product::MatvecAddSome,
+        Product::MatvecGluSome,
+        Product::MatmulSome,
+        Product::MatmulAddSome,
+        Product::MatmulGluSome,
+    ];
     /// The others.
     const ALL: [Product; 6] = [
         Product::Matvec,
@@ -110,17 +120,31 @@ impl Product {
             Product::Matmul => "matmul",
             Product::MatmulAdd => "matmul_add",
             Product::MatmulGlu => "matmul_glu",
+            Product::MatmulSome => "matmul_some",
+            Product::MatmulAddSome => "matmul_add_some",
+            Product::MatmulGluSome => "matmul_glu_some",
         }
     }
 
     /// Whether gate and up projections are a pair.
     pub fn is_pair(self) -> bool {
-        matches!(self, Product::MatvecGlu | Product::MatvecGluSome | Product::MatmulGlu)
+        matches!(
+            self,
+            Product::MatvecGlu | Product::MatvecGluSome | Product::MatmulGlu | Product::MatmulGluSome
+        )
     }
 
     /// Whether it takes many columns.
     pub fn is_matmul(self) -> bool {
-        matches!(self, Product::Matmul | Product::MatmulAdd | Product::MatmulGlu)
+        matches!(
+            self,
+            Product::Matmul
+                | Product::MatmulAdd
+                | Product::MatmulGlu
+                | Product::MatmulSome
+                | Product::MatmulAddSome
+                | Product::MatmulGluSome
+        )
     }
 }
 
@@ -409,6 +433,7 @@ impl Table {
                 // The sum with a residual has none.
                 bias: i % 3 != 0 && product != Product::MatvecAddSome,
                 gelu: i % 4 == 1,
+                columns: if product.is_matmul() { vec![1, 9] } else { vec![1] },
                 ..self.plain(product, dtype, rows, cols)
             };
             self.add_linear("", linear);

@@ -47,9 +47,10 @@ impl Walk<'_> {
             shared: Some(shared),
             ..queries
         });
-        let from = self.at(Mode::Decode);
+        let from = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
         self.projections(&name("qkv"), &attention.projections.iter().collect::<Vec<_>>())?;
-        self.narrow(from, queries, Side::Rows)?;
+        self.narrow(from[0], queries, Side::Rows)?;
+        self.narrow_chunk(from[1], queries, Side::Rows)?;
 
         let head_norms = match [attention.q_norm, attention.k_norm] {
             [Some(q), Some(k)] => Some([self.vector(name("q_norm"), q), self.vector(name("k_norm"), k)]),
@@ -134,9 +135,10 @@ impl Walk<'_> {
         let columns = attention.heads * model.head_dim;
         self.narrow_attention(from, heads, &name("heads"))?;
         self.silence(&[Mode::Prefill], &name("heads"), x, heads, columns)?;
-        let from = self.at(Mode::Decode);
+        let from = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
         self.residual(&name("o"), &attention.o, x, layer.attn_post_norm, next_norm)?;
-        self.narrow(from, heads, Side::Cols)
+        self.narrow(from[0], heads, Side::Cols)?;
+        self.narrow_chunk(from[1], heads, Side::Cols)
     }
 
     /// Sibling maps of the normalised stream into `qkv`, one behind the other: those with one device layout are stacked.

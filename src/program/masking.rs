@@ -387,15 +387,18 @@ fn narrowed(step: &Step, lists: &[(BufferId, Vec<u32>)]) -> Option<(Grid, [u64; 
         [count, unit_count, ..] => (count, unit_count),
         _ => return None,
     };
+    // Of blocks of 4 rows, and of the units of each.
+    let of_rows = |rows: u32, units: u32| {
+        [
+            u64::from(count) * u64::from(unit_count),
+            u64::from(rows.div_ceil(4)) * u64::from(units),
+        ]
+    };
     match &step.op {
-        Op::MatvecSome(p) => {
-            let (blocks, units) = (p.rows.div_ceil(4), p.units);
-            let share = [
-                u64::from(count) * u64::from(unit_count),
-                u64::from(blocks) * u64::from(units),
-            ];
-            Some((Grid::Teams(count.max(1)), share))
-        }
+        Op::MatvecSome(p) => Some((Grid::Teams(count.max(1)), of_rows(p.rows, p.units))),
+        Op::MatmulSome(p) => Some((step.grid, of_rows(p.rows, p.units))),
+        Op::MatmulAddSome(p) => Some((step.grid, of_rows(p.rows, p.units))),
+        Op::MatmulGluSome(p) => Some((Grid::Threads(count.max(1), 4), of_rows(p.part1, p.units))),
         Op::AttnBlockSome(p) => Some((Grid::Blocks(count.max(1)), [unit_count, p.kv_heads].map(u64::from))),
         Op::AttnChunkSome(p) => Some((Grid::Groups(count.max(1), 4), [unit_count, p.kv_heads].map(u64::from))),
         Op::MatvecAddSome(p) => Some((step.grid, [unit_count, p.units].map(u64::from))),

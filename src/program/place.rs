@@ -172,6 +172,43 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// The same for the chunk's steps. Of gate and up blocks of 4 outputs are left out, so some zeros are still to be made.
+    pub(super) fn narrow_chunk(&mut self, from: usize, masked: Option<Masked>, side: Side) -> Result<()> {
+        let Some(masked) = masked else { return Ok(()) };
+        let steps: Vec<Step> = self.steps(Mode::Prefill)[from..].to_vec();
+        self.only(Mode::Prefill, from, When::Whole(masked.visit, masked.part));
+        let alternative = self.at(Mode::Prefill);
+        for (i, mut step) in steps.into_iter().enumerate() {
+            let (op, rows, row0, units) = match step.op {
+                Op::Matmul(p) => (Op::MatmulSome(bytemuck::cast(p)), p.rows, p.row0, p.units),
+                Op::MatmulAdd(p) => (Op::MatmulAddSome(bytemuck::cast(p)), p.rows, p.row0, p.units),
+                Op::MatmulGlu(p) => (Op::MatmulGluSome(bytemuck::cast(p)), p.part1, p.row0, p.units),
+                _ => {
+                    self.push_step(Mode::Prefill, step);
+                    continue;
+                }
+            };
+            let content = match side {
+                Side::Rows => Content::Listed {
+                    rows: masked.axis(row0, rows),
+                    cols: Axis::whole(units as usize * 32),
+                },
+                Side::Cols => Content::Listed {
+                    rows: Axis::whole(rows as usize),
+                    cols: masked.axis(0, units * 32),
+                },
+            };
+            let list = self.target(format!("{}.{i}.chunk.list", step.label), &masked, content)?;
+            // Before the bias and what is written.
+            step.bindings.insert(step.bindings.len() - 2, Bind::Buffer(list));
+            step.grid = Grid::of(&op);
+            step.op = op;
+            self.push_step(Mode::Prefill, step);
+        }
+        self.only(Mode::Prefill, alternative, When::Some(masked.visit, masked.part));
+        Ok(())
+    }
+
     /// Makes the attention steps from `from` on, of both modes, those without a mask, and plans others that attend only the heads
     /// that a mask leaves. What the others would have read is zero after a merge, and as it was after a chunk.
     pub(super) fn narrow_attention(&mut self, from: [usize; 2], masked: Option<Masked>, label: &str) -> Result<()> {
