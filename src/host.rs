@@ -6,6 +6,7 @@
 mod attention;
 mod delta_net;
 mod linear;
+mod listed;
 mod masked;
 mod moe;
 mod tokens;
@@ -122,6 +123,8 @@ impl Executor for HostExecutor {
         self.tickets += 1;
         if last {
             self.counters.weight_bytes += self.plan.weight_bytes_read(which);
+            let reads = self.plan.kv_reads(which);
+            self.counters.kv_bytes += reads.iter().map(|read| read.of_run(extent)).sum::<u64>();
         }
         Ok(Ticket(self.tickets - 1))
     }
@@ -215,11 +218,17 @@ impl Bound<'_> {
             Op::Matmul(p) => self.matmul(p),
             Op::MatmulAdd(p) => self.matmul_add(p),
             Op::MatmulGlu(p) => self.matmul_glu(p),
+            Op::MatmulSome(p) => self.matmul_some(p),
+            Op::MatmulAddSome(p) => self.matmul_add_some(p),
+            Op::MatmulGluSome(p) => self.matmul_glu_some(p),
             Op::Glu(p) => self.glu(p),
             Op::Rope(p) => self.rope(p),
             Op::AttnBlock(p) => self.attn_block(p),
             Op::AttnMerge(p) => self.attn_merge(p),
             Op::AttnChunk(p) => self.attn_chunk(p),
+            Op::AttnBlockSome(p) => self.attn_block_some(p),
+            Op::AttnMergeSome(p) => self.attn_merge_some(p),
+            Op::AttnChunkSome(p) => self.attn_chunk_some(p),
             Op::DeltaNet(p) => self.delta_net(p),
             Op::MoeGlu(p) => self.moe_glu(p),
             Op::MoeDown(p) => self.moe_down(p),

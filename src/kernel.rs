@@ -4,10 +4,10 @@
 //! workgroup size.
 
 mod params;
+mod variant;
 
 pub use params::*;
-
-use crate::dtype::planes::Planes;
+pub use variant::{Kv, MAX_COLUMNS, Team, Variant};
 
 /// How a kernel uses a storage binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,24 @@ pub struct Row {
 use Access::{Read, Write};
 
 const TEAM_LIBS: &[&str] = &["vector", "weights", "parts", "grid", "canon", "norm_scale", "matvec"];
-const MATMUL_LIBS: &[&str] = &["vector", "weights", "parts", "ctl", "matmul", "matmul_tile"];
+const MATMUL_LIBS: &[&str] = &[
+    "vector",
+    "weights",
+    "parts",
+    "ctl",
+    "matmul",
+    "tile_every",
+    "matmul_tile",
+];
+const LISTED_LIBS: &[&str] = &[
+    "vector",
+    "weights",
+    "parts",
+    "ctl",
+    "matmul",
+    "tile_listed",
+    "matmul_tile",
+];
 
 /// A kernel of the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,11 +77,17 @@ pub enum Kernel {
     Matmul,
     MatmulAdd,
     MatmulGlu,
+    MatmulSome,
+    MatmulAddSome,
+    MatmulGluSome,
     Glu,
     Rope,
     AttnBlock,
     AttnMerge,
     AttnChunk,
+    AttnBlockSome,
+    AttnMergeSome,
+    AttnChunkSome,
     DeltaNet,
     MoeGlu,
     MoeDown,
@@ -83,7 +106,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 33] = [
+    pub const ALL: [Kernel; 39] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -98,11 +121,17 @@ impl Kernel {
         Kernel::Matmul,
         Kernel::MatmulAdd,
         Kernel::MatmulGlu,
+        Kernel::MatmulSome,
+        Kernel::MatmulAddSome,
+        Kernel::MatmulGluSome,
         Kernel::Glu,
         Kernel::Rope,
         Kernel::AttnBlock,
         Kernel::AttnMerge,
         Kernel::AttnChunk,
+        Kernel::AttnBlockSome,
+        Kernel::AttnMergeSome,
+        Kernel::AttnChunkSome,
         Kernel::DeltaNet,
         Kernel::MoeGlu,
         Kernel::MoeDown,
@@ -318,12 +347,60 @@ impl Kernel {
             },
             Kernel::MatmulGlu => &Row {
                 stem: "matmul_glu",
-                libs: &["vector", "weights", "ctl", "matmul", "glu"],
+                libs: &["vector", "weights", "ctl", "matmul", "glu", "matmul_pair"],
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
                     ("ctl", Read),
                     ("x", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatmulSome => &Row {
+                stem: "matmul_some",
+                libs: LISTED_LIBS,
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("list", Read),
+                    ("bias", Read),
+                    ("y", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatmulAddSome => &Row {
+                stem: "matmul_add_some",
+                libs: LISTED_LIBS,
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("list", Read),
+                    ("bias", Read),
+                    ("h", Write),
+                ],
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MatmulGluSome => &Row {
+                stem: "matmul_glu_some",
+                libs: &["vector", "weights", "ctl", "matmul", "glu", "matmul_pair"],
+                bindings: &[
+                    ("codes", Read),
+                    ("scales", Read),
+                    ("ctl", Read),
+                    ("x", Read),
+                    ("list", Read),
                     ("bias", Read),
                     ("y", Write),
                 ],
@@ -379,12 +456,56 @@ impl Kernel {
             },
             Kernel::AttnChunk => &Row {
                 stem: "attn_chunk",
-                libs: &["vector", "ctl", "attention", "gate"],
+                libs: &["vector", "ctl", "attention", "gate", "attention_chunk"],
                 bindings: &[
                     ("ctl", Read),
                     ("qkv", Read),
                     ("k_cache", Read),
                     ("v_cache", Read),
+                    ("y", Write),
+                ],
+                threads: Some(64),
+                weights: false,
+                kv: true,
+            },
+            Kernel::AttnBlockSome => &Row {
+                stem: "attn_block_some",
+                libs: &["vector", "ctl", "attention"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("qkv", Read),
+                    ("k_cache", Read),
+                    ("v_cache", Read),
+                    ("list", Read),
+                    ("part", Write),
+                ],
+                threads: Some(64),
+                weights: false,
+                kv: true,
+            },
+            Kernel::AttnMergeSome => &Row {
+                stem: "attn_merge_some",
+                libs: &["vector", "ctl", "attention", "gate"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("part", Read),
+                    ("qkv", Read),
+                    ("list", Read),
+                    ("y", Write),
+                ],
+                threads: Some(64),
+                weights: false,
+                kv: false,
+            },
+            Kernel::AttnChunkSome => &Row {
+                stem: "attn_chunk_some",
+                libs: &["vector", "ctl", "attention", "gate", "attention_chunk"],
+                bindings: &[
+                    ("ctl", Read),
+                    ("qkv", Read),
+                    ("k_cache", Read),
+                    ("v_cache", Read),
+                    ("list", Read),
                     ("y", Write),
                 ],
                 threads: Some(64),
@@ -572,118 +693,5 @@ impl Kernel {
     /// The kernel's name.
     pub fn stem(self) -> &'static str {
         self.row().stem
-    }
-}
-
-/// Element type of the key-value cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kv {
-    /// Two bytes an element.
-    F16,
-    /// Four bytes an element.
-    F32,
-}
-
-impl Kv {
-    /// Bytes of one element.
-    pub fn bytes(self) -> u64 {
-        match self {
-            Kv::F16 => 2,
-            Kv::F32 => 4,
-        }
-    }
-
-    /// The name of the option's value, and of the shader file's suffix.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kv::F16 => "f16",
-            Kv::F32 => "f32",
-        }
-    }
-}
-
-/// How the matvec family's teams of 32 logical lanes are realised; the results are the same to the bit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Team {
-    /// Lanes of one subgroup: 4, 8, 16 or 32 of them, exchanging by shuffles.
-    Subgroup {
-        /// Physical lanes of a team.
-        lanes: u32,
-    },
-    /// 32 threads that exchange through workgroup memory.
-    Tree,
-}
-
-impl Team {
-    /// Physical lanes of a team.
-    pub fn lanes(self) -> u32 {
-        match self {
-            Team::Subgroup { lanes } => lanes,
-            Team::Tree => 32,
-        }
-    }
-
-    /// Threads of a workgroup.
-    pub fn threads(self) -> u32 {
-        match self {
-            Team::Subgroup { lanes: 32 } => 128,
-            Team::Subgroup { .. } | Team::Tree => 64,
-        }
-    }
-
-    /// Teams of a workgroup.
-    pub fn teams(self) -> u32 {
-        self.threads() / self.lanes()
-    }
-}
-
-/// Columns that one run of the decoding kernels can have.
-pub const MAX_COLUMNS: u32 = 8;
-
-/// Everything that decides the text of one pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Variant {
-    /// The kernel.
-    pub kernel: Kernel,
-    /// The weight planes, for kernels with weights.
-    pub planes: Option<Planes>,
-    /// The cache's type, for kernels that touch it.
-    pub kv: Option<Kv>,
-    /// How teams are realised, for the matvec family.
-    pub team: Option<Team>,
-    /// Columns that a team computes side by side, for the matvec family: 1, 2, 4 or 8; 1 for the others.
-    pub columns: u32,
-    /// Whether `unpack2x16float` keeps subnormals on this device.
-    pub half_native: bool,
-}
-
-impl Variant {
-    /// Threads of a workgroup.
-    pub fn threads(&self) -> u32 {
-        match (self.kernel.row().threads, self.team) {
-            (Some(threads), _) => threads,
-            (None, Some(team)) => team.threads(),
-            (None, None) => unreachable!("a kernel of the matvec family has a team"),
-        }
-    }
-
-    /// The variant's name: kernel, planes, cache type, team.
-    pub fn name(&self) -> String {
-        let mut name = self.kernel.stem().to_string();
-        if let Some(planes) = self.planes {
-            name += &format!(".{}", planes.name());
-        }
-        if let Some(kv) = self.kv {
-            name += &format!(".kv_{}", kv.name());
-        }
-        match self.team {
-            Some(Team::Subgroup { lanes }) => name += &format!(".sg{lanes}"),
-            Some(Team::Tree) => name += ".tree",
-            None => {}
-        }
-        if self.columns != 1 {
-            name += &format!(".c{}", self.columns);
-        }
-        if self.half_native { name } else { name + ".exact_half" }
     }
 }

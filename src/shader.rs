@@ -13,11 +13,11 @@ macro_rules! files {
     };
 }
 
-const LIB: &[(&str, &str)] = files!("lib": "attention" "canon" "columns_apart" "columns_near" "ctl" "experts" "gate" "glu" "grid" "kv_f16" "kv_f32" "listed" "matmul"
-    "matmul_tile" "matvec" "moe_tile" "norm_scale" "parts" "route" "team_subgroup" "team_tree" "vector" "weights");
+const LIB: &[(&str, &str)] = files!("lib": "attention" "attention_chunk" "canon" "columns_apart" "columns_near" "ctl" "experts" "gate" "glu" "grid" "kv_f16" "kv_f32" "listed" "matmul"
+    "matmul_pair" "matmul_tile" "matvec" "moe_tile" "norm_scale" "parts" "route" "team_subgroup" "team_tree" "tile_every" "tile_listed" "vector" "weights");
 const DTYPE: &[(&str, &str)] = files!("dtype": "bf16" "bits1_codes" "bits2_codes" "bits_n" "f16" "f32" "group"
     "group_overlay" "i8" "i8_codes" "i8_col" "nib4_codes" "nib4_ladder" "no_overlay" "wide16");
-const OP: &[(&str, &str)] = files!("op": "add_norm" "attn_block" "attn_chunk" "attn_merge" "cap" "delta_net" "draft" "embed" "glu" "last_column" "matmul" "matmul_add" "matmul_glu"
+const OP: &[(&str, &str)] = files!("op": "add_norm" "attn_block" "attn_block_some" "attn_chunk" "attn_chunk_some" "attn_merge" "attn_merge_some" "cap" "delta_net" "draft" "embed" "glu" "last_column" "matmul" "matmul_add" "matmul_add_some" "matmul_glu" "matmul_glu_some" "matmul_some"
     "matvec" "matvec_add" "matvec_add_some" "matvec_glu" "matvec_glu_some" "matvec_some" "moe_combine" "moe_count" "moe_down" "moe_glu" "moe_lists" "moe_matmul" "moe_matmul_glu"
     "moe_route" "norm" "prep" "rope" "round_begin" "sample" "silence");
 
@@ -41,7 +41,10 @@ pub fn compose(variant: &Variant) -> String {
         "const HALF_NATIVE: bool = {};\nconst GRID_WIDTH: u32 = {GRID_WIDTH}u;\nconst KEEPS_ROWS: bool = {};\n",
         variant.half_native,
         // Gate and up are eight rows a thread: there are no registers for what all units of a row share.
-        !matches!(variant.kernel, Kernel::MatmulGlu | Kernel::MoeMatmulGlu)
+        !matches!(
+            variant.kernel,
+            Kernel::MatmulGlu | Kernel::MatmulGluSome | Kernel::MoeMatmulGlu
+        )
     ));
     if let Some(team) = variant.team {
         let (lanes, teams) = (team.lanes(), team.teams());

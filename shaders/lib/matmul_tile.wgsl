@@ -1,4 +1,7 @@
-// The sums of 4 rows and 8 columns, without row scales.
+// 4 rows and 8 columns. Needs `bias`, `put`, which takes a sum to its column, and the units that tile_every.wgsl or
+// tile_listed.wgsl names.
+
+// The sums, without row scales.
 struct Tile { left: Four, right: Four }
 
 fn tile(rows: vec4<u32>, column0: u32) -> Tile {
@@ -14,7 +17,8 @@ fn tile(rows: vec4<u32>, column0: u32) -> Tile {
     var c5 = vec4<f32>(0.0);
     var c6 = vec4<f32>(0.0);
     var c7 = vec4<f32>(0.0);
-    for (var unit = 0u; unit < units_of_run(); unit += 1u) {
+    for (var entry = 0u; entry < tile_units(); entry += 1u) {
+        let unit = tile_unit(entry);
         let s = unit_scales(opened, unit);
         for (var j = 0u; j < 4u; j += 1u) {
             let w = block(opened, part, unit, j, s);
@@ -33,4 +37,20 @@ fn tile(rows: vec4<u32>, column0: u32) -> Tile {
         overlaid(Four(c0, c1, c2, c3), opened, base),
         overlaid(Four(c4, c5, c6, c7), opened, base + 4u * stride),
     );
+}
+
+// The four rows from `first` on in the columns from column0 on.
+fn put_rows(first: u32, column0: u32) {
+    let rows = rows_from(first, params.rows - 1u);
+    let t = tile(rows, column0);
+    let scale = row_scales(rows);
+    let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
+    put(column0, first, fma(t.left.c0, scale, offset));
+    put(column0 + 1u, first, fma(t.left.c1, scale, offset));
+    put(column0 + 2u, first, fma(t.left.c2, scale, offset));
+    put(column0 + 3u, first, fma(t.left.c3, scale, offset));
+    put(column0 + 4u, first, fma(t.right.c0, scale, offset));
+    put(column0 + 5u, first, fma(t.right.c1, scale, offset));
+    put(column0 + 6u, first, fma(t.right.c2, scale, offset));
+    put(column0 + 7u, first, fma(t.right.c3, scale, offset));
 }

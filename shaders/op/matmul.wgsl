@@ -17,7 +17,7 @@ struct Params {
 @group(0) @binding(5) var<storage, read> bias: array<vec4<f32>>;
 @group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>;
 
-fn store(column: u32, first: u32, value: vec4<f32>) {
+fn put(column: u32, first: u32, value: vec4<f32>) {
     if (column >= ctl.columns) { return; }
     let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let i = column * params.y_stride + ((params.row0 + first) >> 2u);
@@ -29,16 +29,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = (group.x * THREADS + thread) * 4u;
     let column0 = group.y * 8u;
     if (first >= params.rows || column0 >= ctl.columns) { return; }
-    let rows = rows_from(first, params.rows - 1u);
-    let t = tile(rows, column0);
-    let scale = row_scales(rows);
-    let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
-    store(column0, first, fma(t.left.c0, scale, offset));
-    store(column0 + 1u, first, fma(t.left.c1, scale, offset));
-    store(column0 + 2u, first, fma(t.left.c2, scale, offset));
-    store(column0 + 3u, first, fma(t.left.c3, scale, offset));
-    store(column0 + 4u, first, fma(t.right.c0, scale, offset));
-    store(column0 + 5u, first, fma(t.right.c1, scale, offset));
-    store(column0 + 6u, first, fma(t.right.c2, scale, offset));
-    store(column0 + 7u, first, fma(t.right.c3, scale, offset));
+    put_rows(first, column0);
 }

@@ -129,15 +129,14 @@ impl<'a> Chat<'a> {
                         None => "there is no system message",
                     });
                 }
-                Ok(Command::Show(Some(name))) if name == "task" => sink.say(&overlay::shown_task(self.engine)),
-                Ok(Command::Show(Some(name))) if name == "skill" => sink.say(&overlay::shown(self.engine)),
-                Ok(Command::Show(name)) => sink.say(&self.show(name)),
+                Ok(Command::Show(Some(name))) => sink.say(&self.show(&name)),
+                Ok(Command::Show(None)) => sink.say(&self.show_all()),
                 Ok(Command::Set(name, value)) if name == "task" => self.set_task(&value, sink)?,
                 Ok(Command::Set(name, value)) if name == "skill" => self.set_skill(&value, sink)?,
                 Ok(Command::Set(name, value)) => match self.settings.with(&name, &value) {
                     Ok(settings) => {
                         self.settings = settings;
-                        sink.say(&self.show(Some(name)));
+                        sink.say(&self.show(&name));
                     }
                     Err(hint) => sink.say(&hint),
                 },
@@ -146,16 +145,20 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// One setting or all in words, or a hint.
-    fn show(&self, name: Option<String>) -> String {
+    /// One setting in words, or a hint.
+    fn show(&self, name: &str) -> String {
         match name {
-            Some(name) => self.settings.show(&name).unwrap_or_else(|hint| hint),
-            None => self
-                .settings
-                .all()
-                .map(|(name, value)| format!("{name} {value}"))
-                .join("\n"),
+            "task" => overlay::shown_task(self.engine),
+            "skill" => overlay::shown(self.engine),
+            _ => self.settings.show(name).unwrap_or_else(|hint| hint),
         }
+    }
+
+    /// All settings, a line each.
+    fn show_all(&self) -> String {
+        let numbers = self.settings.all().map(|(name, value)| format!("{name} {value}"));
+        let others = ["task", "skill"].map(|name| self.show(name));
+        numbers.into_iter().chain(others).collect::<Vec<_>>().join("\n")
     }
 
     /// Puts a task's mask in force. Errors: those that end everything.
@@ -175,6 +178,10 @@ impl<'a> Chat<'a> {
 
     /// Changes the skill, and with it the mask where it goes with one. Errors: those that end everything.
     fn set_skill(&mut self, value: &str, sink: &mut dyn Sink) -> Result<()> {
+        if value == "auto" {
+            sink.say("auto needs a prompt that decides, as run takes it; a chat changes skills with /set skill ID");
+            return Ok(());
+        }
         let before = self.engine.task().map(str::to_owned);
         match self.engine.set_skill(Some(value).filter(|value| *value != "none")) {
             Err(err) if ends_everything(err.kind) => return Err(err),

@@ -95,9 +95,7 @@ fn show(container: &Container, task: &str, context: &mut Context) -> Result {
     let mask = container.masks().unwrap_or(&none).find(task)?;
     let shape = mask.shape();
     let rows: Vec<Value> = (0..shape.rows).map(|visit| row(mask, visit)).collect();
-    let neurons: usize = (0..shape.rows).map(|visit| mask.ffn_count(visit)).sum();
-    let all = shape.rows * shape.ffn;
-    let ffn_off = 1.0 - neurons as f64 / all.max(1) as f64;
+    let totals = Totals::of(mask);
     if context.out.json {
         context.out.json(&json!({
             "name": mask.name,
@@ -109,7 +107,10 @@ fn show(container: &Container, task: &str, context: &mut Context) -> Result {
             "shape": {
                 "layers": shape.layers, "rows": shape.rows, "ffn": shape.ffn, "heads": shape.heads, "experts": shape.experts
             },
-            "ffn_off": ffn_off,
+            "ffn_off": totals.neurons,
+            "heads_off": totals.heads,
+            "layers_off": totals.layers,
+            "experts_off": totals.experts,
             "layers": rows,
         }))?;
         return Ok(Outcome::Done);
@@ -134,10 +135,51 @@ fn show(container: &Container, task: &str, context: &mut Context) -> Result {
             shape.heads,
         ))?;
     }
-    context
-        .out
-        .line(format!("{:.1} % of the neurons are off", 100.0 * ffn_off))?;
+    context.out.line(totals.told(shape.layers))?;
     Ok(Outcome::Done)
+}
+
+/// What a mask switches off in all: shares of the units of all rows, whether their layer is on or not.
+struct Totals {
+    neurons: f64,
+    heads: f64,
+    /// Layers.
+    layers: usize,
+    /// `None` where the mask says nothing about experts.
+    experts: Option<f64>,
+}
+
+impl Totals {
+    fn of(mask: &Mask) -> Totals {
+        let shape = mask.shape();
+        let off = |width: usize, count: &dyn Fn(usize) -> usize| {
+            let on: usize = (0..shape.rows).map(count).sum();
+            // Nothing of nothing is off.
+            match shape.rows * width {
+                0 => 0.0,
+                all => 1.0 - on as f64 / all as f64,
+            }
+        };
+        Totals {
+            neurons: off(shape.ffn, &|visit| mask.ffn_count(visit)),
+            heads: off(shape.heads, &|visit| mask.head_count(visit)),
+            layers: (0..shape.layers).filter(|&layer| !mask.layer(layer)).count(),
+            experts: mask
+                .has_experts()
+                .then(|| off(shape.experts, &|visit| mask.expert_count(visit))),
+        }
+    }
+
+    fn told(&self, layers: usize) -> String {
+        let share = |off: f64, what: &str| format!("{:.1} % of the {what}", 100.0 * off);
+        let mut told = vec![
+            share(self.neurons, "neurons"),
+            share(self.heads, "heads"),
+            format!("{} of {layers} layers", self.layers),
+        ];
+        told.extend(self.experts.map(|off| share(off, "experts")));
+        format!("off: {}", told.join(", "))
+    }
 }
 
 fn row(mask: &Mask, visit: usize) -> Value {

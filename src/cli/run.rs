@@ -429,6 +429,7 @@ pub fn counters_json(decode: &Counters, runs: u64, totals: &Counters, placement:
         "dispatches": each(decode.dispatches),
         "readback_bytes": each(decode.readback_bytes),
         "weight_bytes": each(decode.weight_bytes),
+        "kv_bytes": each(decode.kv_bytes),
         "bind_groups_created": each(decode.bind_groups_created),
         "buffers_created": each(decode.buffers_created),
         "write_buffer_calls": each(decode.write_buffer_calls),

@@ -497,11 +497,11 @@ impl Masks {
     pub fn find(&self, name: &str) -> Result<&Mask> {
         self.masks.iter().find(|mask| mask.name == name).ok_or_else(|| {
             let names: Vec<&str> = self.masks.iter().map(|mask| mask.name.as_str()).collect();
-            let names = match names.is_empty() {
-                true => "none".to_owned(),
-                false => names.join(", "),
+            let message = match names.is_empty() {
+                true => format!("no task '{name}': the model has no tasks"),
+                false => format!("no task '{name}', there are: {}", names.join(", ")),
             };
-            Error::new(Kind::Usage, format!("no task '{name}', there are: {names}"))
+            Error::new(Kind::Usage, message)
         })
     }
 

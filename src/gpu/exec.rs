@@ -8,7 +8,7 @@ use crate::container::{TensorId, Tensors};
 use crate::error::{Result, bail};
 use crate::kernel::Variant;
 use crate::program::{
-    ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, Pause, Plan, Program, Ticket, Which,
+    ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, KvRead, Pause, Plan, Program, Ticket, Which,
 };
 use crate::shader::GRID_WIDTH;
 use std::collections::VecDeque;
@@ -44,6 +44,7 @@ pub struct GpuExecutor {
     tickets: u64,
     pub(super) counters: Counters,
     weight_bytes: [u64; Which::ALL.len()],
+    kv_reads: [Vec<KvRead>; Which::ALL.len()],
     pub(super) pager: Option<Pager>,
 }
 
@@ -114,7 +115,8 @@ impl GpuExecutor {
 
         let scope = device.scope();
         let mut executor = GpuExecutor {
-            weight_bytes: Which::ALL.map(|which| plan.weight_bytes_read(which)),
+            weight_bytes: Default::default(),
+            kv_reads: Default::default(),
             device: device.clone(),
             plan: plan.clone(),
             buffers,
@@ -281,6 +283,7 @@ impl GpuExecutor {
         };
         self.chosen = self.plan.programs.iter().map(chosen).collect();
         self.weight_bytes = Which::ALL.map(|which| self.plan.weight_bytes_read(which));
+        self.kv_reads = Which::ALL.map(|which| self.plan.kv_reads(which));
         if let Some(pager) = &mut self.pager {
             pager.follow(&self.plan);
         }
@@ -366,6 +369,8 @@ impl Executor for GpuExecutor {
         self.counters.readback_bytes += CTL_BYTES;
         if last {
             self.counters.weight_bytes += self.weight_bytes[which as usize];
+            let reads = self.kv_reads[which as usize].iter();
+            self.counters.kv_bytes += reads.map(|read| read.of_run(extent)).sum::<u64>();
         }
         self.device.check()?;
         Ok(Ticket(self.tickets - 1))

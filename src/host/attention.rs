@@ -28,6 +28,22 @@ struct Shape {
     query: usize,
 }
 
+/// The shape that parameters describe; the operators' structs have the same fields.
+macro_rules! shape {
+    ($p:expr, $positions:expr) => {
+        Shape {
+            heads: $p.heads as usize,
+            kv_heads: $p.kv_heads as usize,
+            head: $p.head_vectors as usize * 4,
+            positions: $positions as usize,
+            scale: f64::from($p.scale),
+            softcap: ($p.softcap != 0.0).then_some(f64::from($p.softcap)),
+            window: $p.window as usize,
+            query: $p.query_vectors as usize * 4,
+        }
+    };
+}
+
 impl Shape {
     /// The positions that a query at `pos` sees.
     fn visible(&self, pos: usize) -> Range<usize> {
@@ -122,8 +138,14 @@ impl Bound<'_> {
     }
 
     /// Multiplies what one column and head read by sigmoid(gate), if there is a gate. `qkv` is binding `i`.
-    fn gate(&self, shape: [usize; 4], i: usize, c: usize, head: usize, y: &mut [f64]) -> Result<()> {
-        let [heads, kv_heads, head_dim, query] = shape;
+    fn gate(&self, shape: &Shape, i: usize, c: usize, head: usize, y: &mut [f64]) -> Result<()> {
+        let Shape {
+            heads,
+            kv_heads,
+            head: head_dim,
+            query,
+            ..
+        } = *shape;
         if query <= head_dim {
             return Ok(());
         }
@@ -190,32 +212,33 @@ impl Bound<'_> {
     }
 
     pub(super) fn attn_block(&mut self, p: &kernel::AttnBlock) -> Result<()> {
-        let shape = Shape {
-            heads: p.heads as usize,
-            kv_heads: p.kv_heads as usize,
-            head: p.head_vectors as usize * 4,
-            positions: p.positions as usize,
-            scale: f64::from(p.scale),
-            softcap: (p.softcap != 0.0).then_some(f64::from(p.softcap)),
-            window: p.window as usize,
-            query: p.query_vectors as usize * 4,
-        };
+        let heads: Vec<usize> = (0..p.heads as usize).collect();
+        self.blocks(&shape!(p, p.positions), p.blocks as usize, &heads, 4)
+    }
+
+    pub(super) fn attn_block_some(&mut self, p: &kernel::AttnBlockSome) -> Result<()> {
+        let (heads, _) = self.listed_heads(4, p.heads)?;
+        self.blocks(&shape!(p, p.positions), p.blocks as usize, &heads, 5)
+    }
+
+    /// The records of these heads' blocks, into binding `to`.
+    fn blocks(&mut self, shape: &Shape, blocks: usize, heads: &[usize], to: usize) -> Result<()> {
         let ctl = self.ctl(0)?;
         let columns = ctl.columns as usize;
-        let caches = self.caches(&shape, ctl.pos as usize + columns)?;
+        let caches = self.caches(shape, ctl.pos as usize + columns)?;
         for c in 0..columns {
             let visible = shape.visible(ctl.pos as usize + c);
             let size = ATTENTION_BLOCK as usize;
-            for head in 0..shape.heads {
-                let q = self.query(&shape, c, head)?;
+            for &head in heads {
+                let q = self.query(shape, c, head)?;
                 let cached = &caches[shape.kv_head(head)];
                 for number in visible.start / size..visible.end.div_ceil(size) {
                     let here = visible.start.max(number * size)..visible.end.min((number + 1) * size);
                     let part = block(&q, here, |p| cached.k(p), |p| cached.v(p), shape.scale, shape.softcap);
                     let mut record = vec![part.largest, part.total, 0.0, 0.0];
                     record.extend(part.sum);
-                    let at = (c * shape.heads + head) * p.blocks as usize + number;
-                    self.store(4, at * record.len(), &record)?;
+                    let at = (c * shape.heads + head) * blocks + number;
+                    self.store(to, at * record.len(), &record)?;
                 }
             }
         }
@@ -223,54 +246,73 @@ impl Bound<'_> {
     }
 
     pub(super) fn attn_merge(&mut self, p: &kernel::AttnMerge) -> Result<()> {
-        let head_dim = p.head_vectors as usize * 4;
+        let heads: Vec<usize> = (0..p.heads as usize).collect();
+        self.merged(&shape!(p, 0), [p.blocks, p.y_stride].map(|n| n as usize), &heads, 3)
+    }
+
+    pub(super) fn attn_merge_some(&mut self, p: &kernel::AttnMergeSome) -> Result<()> {
+        let (heads, others) = self.listed_heads(3, p.heads)?;
+        let shape = shape!(p, 0);
+        for c in 0..self.ctl(0)?.columns as usize {
+            for head in &others {
+                self.store(
+                    4,
+                    c * p.y_stride as usize * 4 + head * shape.head,
+                    &vec![0.0; shape.head],
+                )?;
+            }
+        }
+        self.merged(&shape, [p.blocks, p.y_stride].map(|n| n as usize), &heads, 4)
+    }
+
+    /// The records of these heads' blocks together, into binding `to`.
+    fn merged(&mut self, shape: &Shape, [blocks, y_stride]: [usize; 2], heads: &[usize], to: usize) -> Result<()> {
         let ctl = self.ctl(0)?;
         for c in 0..ctl.columns as usize {
-            let pos = ctl.pos as usize + c;
-            let first = match p.window {
-                0 => 0,
-                window => (pos + 1).saturating_sub(window as usize),
-            };
+            let visible = shape.visible(ctl.pos as usize + c);
             let size = ATTENTION_BLOCK as usize;
-            for head in 0..p.heads as usize {
-                let base = (c * p.heads as usize + head) * p.blocks as usize;
+            for &head in heads {
+                let base = (c * shape.heads + head) * blocks;
                 let read = |number: usize| {
-                    let record = part(self.floats(1)?, (base + number) * (4 + head_dim), 4 + head_dim, "part")?;
+                    let length = 4 + shape.head;
+                    let record = part(self.floats(1)?, (base + number) * length, length, "part")?;
                     Ok(Block {
                         largest: f64::from(record[0]),
                         total: f64::from(record[1]),
                         sum: record[4..].iter().map(|&v| f64::from(v)).collect(),
                     })
                 };
-                let blocks = (first / size..=pos / size).map(read).collect::<Result<Vec<_>>>()?;
-                let mut y = vec![0.0; head_dim];
+                let numbers = visible.start / size..visible.end.div_ceil(size);
+                let blocks = numbers.map(read).collect::<Result<Vec<_>>>()?;
+                let mut y = vec![0.0; shape.head];
                 join(&blocks, &mut y);
-                let shape = [p.heads, p.kv_heads, p.head_vectors * 4, p.query_vectors * 4].map(|n| n as usize);
                 self.gate(shape, 2, c, head, &mut y)?;
-                self.store(3, c * p.y_stride as usize * 4 + head * head_dim, &y)?;
+                self.store(to, c * y_stride * 4 + head * shape.head, &y)?;
             }
         }
         Ok(())
     }
 
     pub(super) fn attn_chunk(&mut self, p: &kernel::AttnChunk) -> Result<()> {
-        let shape = Shape {
-            heads: p.heads as usize,
-            kv_heads: p.kv_heads as usize,
-            head: p.head_vectors as usize * 4,
-            positions: p.positions as usize,
-            scale: f64::from(p.scale),
-            softcap: (p.softcap != 0.0).then_some(f64::from(p.softcap)),
-            window: p.window as usize,
-            query: p.query_vectors as usize * 4,
-        };
+        let heads: Vec<usize> = (0..p.heads as usize).collect();
+        self.attended(&shape!(p, p.positions), p.y_stride as usize, &heads, 4)
+    }
+
+    pub(super) fn attn_chunk_some(&mut self, p: &kernel::AttnChunkSome) -> Result<()> {
+        let (heads, _) = self.listed_heads(4, p.heads)?;
+        self.attended(&shape!(p, p.positions), p.y_stride as usize, &heads, 5)
+    }
+
+    /// What these heads read, into binding `to`.
+    fn attended(&mut self, shape: &Shape, y_stride: usize, heads: &[usize], to: usize) -> Result<()> {
         let ctl = self.ctl(0)?;
         let columns = ctl.columns as usize;
-        let caches = self.caches(&shape, ctl.pos as usize + columns)?;
+        let caches = self.caches(shape, ctl.pos as usize + columns)?;
         let this = &*self;
-        let results = (0..columns * shape.heads).into_par_iter().map(|i| {
-            let (c, head) = (i / shape.heads, i % shape.heads);
-            let q = this.query(&shape, c, head)?;
+        let place = |i: usize| (i / heads.len(), heads[i % heads.len()]);
+        let results = (0..columns * heads.len()).into_par_iter().map(|i| {
+            let (c, head) = place(i);
+            let q = this.query(shape, c, head)?;
             let cached = &caches[shape.kv_head(head)];
             let visible = shape.visible(ctl.pos as usize + c);
             let mut y = vec![0.0; shape.head];
@@ -283,19 +325,13 @@ impl Bound<'_> {
                 shape.softcap,
                 &mut y,
             );
-            this.gate(
-                [shape.heads, shape.kv_heads, shape.head, shape.query],
-                1,
-                c,
-                head,
-                &mut y,
-            )?;
+            this.gate(shape, 1, c, head, &mut y)?;
             Ok(y)
         });
         let results: Vec<Vec<f64>> = results.collect::<Result<_>>()?;
         for (i, y) in results.iter().enumerate() {
-            let (c, head) = (i / shape.heads, i % shape.heads);
-            self.store(4, c * p.y_stride as usize * 4 + head * shape.head, y)?;
+            let (c, head) = place(i);
+            self.store(to, c * y_stride * 4 + head * shape.head, y)?;
         }
         Ok(())
     }

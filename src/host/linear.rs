@@ -66,12 +66,17 @@ impl Bound<'_> {
 
     /// Σ_k w[r][k] · x[c][k] for weights in binding 0 and activations in binding `x`: `[n, rows]`.
     fn products(&self, rows: u32, units: u32, x: usize, n: usize) -> Result<Vec<f64>> {
+        let x = part(self.floats(x)?, 0, n * units as usize * 32, "x")?;
+        self.products_of(rows, units, x, n)
+    }
+
+    /// The same with these activations.
+    pub(super) fn products_of(&self, rows: u32, units: u32, x: &[f32], n: usize) -> Result<Vec<f64>> {
         let weights = self.rows(0, rows)?;
         let stride = units as usize * 32;
-        if stride < weights.cols {
+        if stride < weights.cols || x.len() < n * stride {
             bail!(Usage, "{units} units for {} columns", weights.cols);
         }
-        let x = part(self.floats(x)?, 0, n * stride, "x")?;
         let mut y = vec![0.0; n * rows as usize];
         linear(&weights, 0..rows as usize, weights.cols, x, stride, n, &mut y);
         Ok(y)
@@ -206,7 +211,7 @@ pub(super) fn whole_vectors(y: &mut Vec<f64>) {
 }
 
 /// The gate's and the up projection's products of one column.
-fn halves(products: &[f64], rows: u32, outputs: u32) -> Result<(&[f64], &[f64])> {
+pub(super) fn halves(products: &[f64], rows: u32, outputs: u32) -> Result<(&[f64], &[f64])> {
     if rows != outputs * 2 {
         bail!(Usage, "{rows} rows are no pairs of {outputs}");
     }

@@ -1,4 +1,4 @@
-//! Products of which a task mask leaves something out: the rows and columns that a list names, zeros for the rest.
+//! What a task mask leaves of products and of attention: the rows, columns and heads that a list names, zeros for the rest.
 
 use super::linear::{activation, whole_vectors};
 use super::{Bound, part, prepared};
@@ -11,14 +11,14 @@ use std::ops::Range;
 const HEAD: usize = 4;
 
 /// What a list names, of `blocks` and `units` that there are.
-struct List {
-    blocks: Vec<usize>,
-    units: Vec<usize>,
+pub(super) struct List {
+    pub blocks: Vec<usize>,
+    pub units: Vec<usize>,
 }
 
 impl Bound<'_> {
     /// The list in binding `i`. Its blocks are a permutation: what is not named first becomes zero.
-    fn list(&self, i: usize, blocks: u32, units: u32) -> Result<List> {
+    pub(super) fn list(&self, i: usize, blocks: u32, units: u32) -> Result<List> {
         let words = self.words(i)?;
         let head = part(words, 0, HEAD, "list")?;
         let named = |at: u32, count: u32, all: u32, what: &str| -> Result<Vec<usize>> {
@@ -32,6 +32,19 @@ impl Bound<'_> {
             blocks: named(head[2], head[0], blocks, "blocks")?,
             units: named(HEAD as u32, head[1], units, "units")?,
         })
+    }
+
+    /// The heads that the list in binding `i` names, and the others.
+    pub(super) fn listed_heads(&self, i: usize, heads: u32) -> Result<(Vec<usize>, Vec<usize>)> {
+        let words = self.words(i)?;
+        let count = part(words, 0, HEAD, "list")?[0] as usize;
+        let all = part(words, HEAD, heads as usize, "heads")?;
+        if all.iter().any(|&head| head >= heads) || count > all.len() {
+            bail!(Usage, "a list names heads past {heads}");
+        }
+        let (named, others) = all.split_at(count);
+        let numbers = |heads: &[u32]| heads.iter().map(|&head| head as usize).collect();
+        Ok((numbers(named), numbers(others)))
     }
 
     /// Σ w[r][k] · x[k] over the named units, for rows of binding 0 and x in binding 1.

@@ -263,6 +263,61 @@ params! {
         /// 1 = gelu_tanh, 0 = silu.
         gelu: u32,
     }
+    /// Parameters of `matmul_some`: those of `matmul`.
+    MatmulSome {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matmul_add_some`: those of `matmul_add`.
+    MatmulAddSome {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First row of this segment in the output.
+        row0: u32,
+        /// First row of the second stacked tensor, in this segment.
+        part1: u32,
+        /// First row of the third.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the bias.
+        has_bias: u32,
+    }
+    /// Parameters of `matmul_glu_some`: those of `matmul_glu`.
+    MatmulGluSome {
+        /// Rows stored in this segment, gate and up together.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// First output of this segment.
+        row0: u32,
+        /// Outputs of this segment.
+        part1: u32,
+        /// Unused third part.
+        part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// 1 = add the biases.
+        has_bias: u32,
+        /// Where the up biases begin.
+        bias_up: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
     /// Parameters of `glu`.
     Glu {
         /// Vectors of 4 in a column.
@@ -335,6 +390,69 @@ params! {
     }
     /// Parameters of `attn_chunk`.
     AttnChunk {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Positions the caches hold.
+        positions: u32,
+        /// Factor of every score.
+        scale: f32,
+        /// Soft cap of scores; 0 = none.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// Vectors from one query head to the next; more than a head has: its gate follows.
+        query_vectors: u32,
+    }
+    /// Parameters of `attn_block_some`: those of `attn_block`.
+    AttnBlockSome {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Positions the caches hold.
+        positions: u32,
+        /// Blocks that the parts hold for a head.
+        blocks: u32,
+        /// Factor of every score.
+        scale: f32,
+        /// Soft cap of scores; 0 = none.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+        /// Vectors from one query head to the next.
+        query_vectors: u32,
+    }
+    /// Parameters of `attn_merge_some`: those of `attn_merge`.
+    AttnMergeSome {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+        /// Vectors of 4 in a head.
+        head_vectors: u32,
+        /// Blocks that the parts hold for a head.
+        blocks: u32,
+        /// As in `attn_block`.
+        scale: f32,
+        /// As in `attn_block`.
+        softcap: f32,
+        /// Positions a query sees; 0 = all.
+        window: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
+        /// Vectors from one query head to the next; more than a head has: its gate follows.
+        query_vectors: u32,
+    }
+    /// Parameters of `attn_chunk_some`: those of `attn_chunk`.
+    AttnChunkSome {
         /// Query heads.
         heads: u32,
         /// Key-value heads.

@@ -84,11 +84,21 @@ pub(super) enum Product {
     Matmul,
     MatmulAdd,
     MatmulGlu,
+    MatmulSome,
+    MatmulAddSome,
+    MatmulGluSome,
 }
 
 impl Product {
     /// Those of which a list names what is computed.
-    const LISTED: [Product; 3] = [Product::MatvecSome, Product::MatvecAddSome, Product::MatvecGluSome];
+    const LISTED: [Product; 6] = [
+        Product::MatvecSome,
+        Product::MatvecAddSome,
+        Product::MatvecGluSome,
+        Product::MatmulSome,
+        Product::MatmulAddSome,
+        Product::MatmulGluSome,
+    ];
     /// The others.
     const ALL: [Product; 6] = [
         Product::Matvec,
@@ -110,17 +120,31 @@ impl Product {
             Product::Matmul => "matmul",
             Product::MatmulAdd => "matmul_add",
             Product::MatmulGlu => "matmul_glu",
+            Product::MatmulSome => "matmul_some",
+            Product::MatmulAddSome => "matmul_add_some",
+            Product::MatmulGluSome => "matmul_glu_some",
         }
     }
 
     /// Whether gate and up projections are a pair.
     pub fn is_pair(self) -> bool {
-        matches!(self, Product::MatvecGlu | Product::MatvecGluSome | Product::MatmulGlu)
+        matches!(
+            self,
+            Product::MatvecGlu | Product::MatvecGluSome | Product::MatmulGlu | Product::MatmulGluSome
+        )
     }
 
     /// Whether it takes many columns.
     pub fn is_matmul(self) -> bool {
-        matches!(self, Product::Matmul | Product::MatmulAdd | Product::MatmulGlu)
+        matches!(
+            self,
+            Product::Matmul
+                | Product::MatmulAdd
+                | Product::MatmulGlu
+                | Product::MatmulSome
+                | Product::MatmulAddSome
+                | Product::MatmulGluSome
+        )
     }
 }
 
@@ -179,6 +203,8 @@ pub(super) struct Attention {
     pub softcap: f32,
     /// Whether a gate follows each query head.
     pub gated: bool,
+    /// Whether a list leaves out every other head, the first one too.
+    pub some: bool,
     pub kv: Kv,
     /// Position and columns, one round each.
     pub runs: Vec<(u32, u32)>,
@@ -407,6 +433,7 @@ impl Table {
                 // The sum with a residual has none.
                 bias: i % 3 != 0 && product != Product::MatvecAddSome,
                 gelu: i % 4 == 1,
+                columns: if product.is_matmul() { vec![1, 9] } else { vec![1] },
                 ..self.plain(product, dtype, rows, cols)
             };
             self.add_linear("", linear);
@@ -568,44 +595,57 @@ impl Table {
             for &(window, softcap, gated) in &masks {
                 for kv in [Kv::F16, Kv::F32] {
                     for part in [Part::Block, Part::Merge, Part::Chunk] {
-                        let (stem, runs) = match part {
-                            Part::Block => (format!("attn_block.{}", kv.name()), vec![(3, 2)]),
-                            // It reads no cache.
-                            Part::Merge if kv == Kv::F16 => continue,
-                            Part::Merge => ("attn_merge".into(), vec![(62, 3)]),
-                            Part::Chunk => (
-                                format!("attn_chunk.{}", kv.name()),
-                                vec![(0, 5), (60, 9), (121, 64), (199, 3)],
-                            ),
-                        };
-                        // The last one sees whole blocks only: its window begins where a block does.
-                        let single = [0, 1, 17, 63, 64, 65, 200, 63 + window].map(|pos| (pos, 1));
-                        let mut name = format!("{stem} {heads}/{kv_heads} heads of {head_dim}");
-                        if window != 0 {
-                            name += &format!(" window {window}");
+                        // A merge reads no cache.
+                        if part == Part::Merge && kv == Kv::F16 {
+                            continue;
                         }
-                        if softcap != 0.0 {
-                            name += " softcap";
+                        for some in [false, true] {
+                            self.attention_case(Attention {
+                                part,
+                                heads,
+                                kv_heads,
+                                head_dim,
+                                window,
+                                softcap,
+                                gated,
+                                some,
+                                kv,
+                                runs: Vec::new(),
+                            });
                         }
-                        if gated {
-                            name += " gate";
-                        }
-                        let spec = Attention {
-                            part,
-                            heads,
-                            kv_heads,
-                            head_dim,
-                            window,
-                            softcap,
-                            gated,
-                            kv,
-                            runs: single.into_iter().chain(runs).collect(),
-                        };
-                        self.add(name, Tolerance::Exponential, Spec::Attention(spec));
                     }
                 }
             }
         }
+    }
+
+    fn attention_case(&mut self, mut spec: Attention) {
+        let (stem, runs) = match spec.part {
+            Part::Block => ("attn_block", vec![(3, 2)]),
+            Part::Merge => ("attn_merge", vec![(62, 3)]),
+            Part::Chunk => ("attn_chunk", vec![(0, 5), (60, 9), (121, 64), (199, 3)]),
+        };
+        // The last one sees whole blocks only: its window begins where a block does.
+        let single = [0, 1, 17, 63, 64, 65, 200, 63 + spec.window].map(|pos| (pos, 1));
+        spec.runs = single.into_iter().chain(runs).collect();
+        let mut name = stem.to_owned();
+        if spec.some {
+            name += "_some";
+        }
+        if spec.part != Part::Merge {
+            name += &format!(".{}", spec.kv.name());
+        }
+        name += &format!(" {}/{} heads of {}", spec.heads, spec.kv_heads, spec.head_dim);
+        if spec.window != 0 {
+            name += &format!(" window {}", spec.window);
+        }
+        if spec.softcap != 0.0 {
+            name += " softcap";
+        }
+        if spec.gated {
+            name += " gate";
+        }
+        self.add(name, Tolerance::Exponential, Spec::Attention(spec));
     }
 
     fn delta_net(&mut self) {

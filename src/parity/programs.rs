@@ -176,11 +176,13 @@ fn tolerance(step: &Step, kind: Elements) -> Tolerance {
         (Op::MatvecSome(_) | Op::MatvecAddSome(_), _) => Tolerance::Summed,
         (Op::Silence(_), _) => Tolerance::Exact,
         (Op::Matmul(_) | Op::MatmulAdd(_) | Op::Rope(_) | Op::Sample(_), _) => Tolerance::Summed,
-        (Op::MatvecGluSome(_), _) => Tolerance::Exponential,
+        (Op::MatmulSome(_) | Op::MatmulAddSome(_), _) => Tolerance::Summed,
+        (Op::MatvecGluSome(_) | Op::MatmulGluSome(_), _) => Tolerance::Exponential,
         (Op::MatvecGlu(_) | Op::MatmulGlu(_) | Op::Glu(_) | Op::Cap(_), _) => Tolerance::Exponential,
         (Op::MoeGlu(_) | Op::MoeRoute(_) | Op::MoeMatmulGlu(_), _) => Tolerance::Exponential,
         (Op::MoeDown(_) | Op::MoeMatmul(_) | Op::MoeCombine(_), _) => Tolerance::Summed,
         (Op::MoeCount(_) | Op::MoeLists(_), _) => Tolerance::Exact,
         (Op::AttnBlock(_) | Op::AttnMerge(_) | Op::AttnChunk(_) | Op::DeltaNet(_), _) => Tolerance::Exponential,
+        (Op::AttnBlockSome(_) | Op::AttnMergeSome(_) | Op::AttnChunkSome(_), _) => Tolerance::Exponential,
     }
 }

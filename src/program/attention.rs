@@ -1,7 +1,7 @@
 //! Softmax attention as steps: projections, rotation and append, blocks and merge (decode) or chunks (prefill), output.
 
-use super::masking::Part;
-use super::place::{Place, Side};
+use super::masking::{Part, Shared};
+use super::place::{Masked, Place, Side};
 use super::walk::{Mode, Source, Walk};
 use super::{ATTENTION_BLOCK, Bind, Fill, Stacking, VectorId};
 use crate::error::{Result, bail};
@@ -36,10 +36,21 @@ impl Walk<'_> {
 
         self.norm(norm, &name("norm"));
         let elements = query_vectors as usize * 4;
+        // Keys and values that only masked heads would read are not made either.
+        let shared = Shared {
+            by: attention.heads.checked_div(attention.kv_heads).unwrap_or(0),
+            per: model.head_dim,
+            count: attention.kv_heads,
+        };
         let queries = self.masked(place, Part::Heads, attention.heads, elements);
-        let from = self.at(Mode::Decode);
+        let queries = queries.map(|queries| Masked {
+            shared: Some(shared),
+            ..queries
+        });
+        let from = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
         self.projections(&name("qkv"), &attention.projections.iter().collect::<Vec<_>>())?;
-        self.narrow(from, queries, Side::Rows)?;
+        self.narrow(from[0], queries, Side::Rows)?;
+        self.narrow_chunk(from[1], queries, Side::Rows)?;
 
         let head_norms = match [attention.q_norm, attention.k_norm] {
             [Some(q), Some(k)] => Some([self.vector(name("q_norm"), q), self.vector(name("k_norm"), k)]),
@@ -110,6 +121,7 @@ impl Walk<'_> {
             y_stride,
             query_vectors,
         };
+        let from = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
         let bind = |buffers: &[usize]| buffers.iter().copied().map(Bind::Buffer).collect::<Vec<_>>();
         let to_part = bind(&[decode.ctl, decode.qkv, k_cache, v_cache, decode.part]);
         self.push(Mode::Decode, &name("block"), Op::AttnBlock(block), None, to_part);
@@ -121,10 +133,12 @@ impl Walk<'_> {
         let x = [decode.attn, prefill.attn];
         let heads = self.masked(place, Part::Heads, attention.heads, model.head_dim);
         let columns = attention.heads * model.head_dim;
-        self.silence(&[Mode::Decode, Mode::Prefill], &name("heads"), x, heads, columns)?;
-        let from = self.at(Mode::Decode);
+        self.narrow_attention(from, heads, &name("heads"))?;
+        self.silence(&[Mode::Prefill], &name("heads"), x, heads, columns)?;
+        let from = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
         self.residual(&name("o"), &attention.o, x, layer.attn_post_norm, next_norm)?;
-        self.narrow(from, heads, Side::Cols)
+        self.narrow(from[0], heads, Side::Cols)?;
+        self.narrow_chunk(from[1], heads, Side::Cols)
     }
 
     /// Sibling maps of the normalised stream into `qkv`, one behind the other: those with one device layout are stacked.

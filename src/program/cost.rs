@@ -1,8 +1,11 @@
 //! What a plan takes and what its programs cost, told from the plan alone.
 
-use super::{Bind, Buffer, BufferId, Plan, Program, Step, Which};
+use super::{Bind, Buffer, BufferId, Extent, Plan, Program, Step, Which};
 use crate::kernel::{Access, Op};
 use std::collections::HashSet;
+
+/// Columns that a chunk of attention takes together; see `shaders/lib/attention_chunk.wgsl`.
+const CHUNK_COLUMNS: u32 = 4;
 
 /// What a plan takes on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +35,61 @@ pub struct ProgramCost {
     pub weight_bytes: u64,
 }
 
+/// What attention reads of cached keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvRead {
+    /// Bytes of a position: its keys and values, of the heads that are read.
+    pub bytes: u64,
+    /// Positions a column sees, itself included; 0 = all.
+    pub window: u32,
+    /// Columns that read together.
+    pub columns: u32,
+}
+
+impl KvRead {
+    /// Bytes that a run reads.
+    pub fn of_run(&self, extent: Extent) -> u64 {
+        let together = self.columns.max(1);
+        let start = extent.end.saturating_sub(extent.columns);
+        let firsts = (start..extent.end).step_by(together as usize);
+        let seen = firsts.map(|pos| {
+            let first = match self.window {
+                0 => 0,
+                window => (pos + 1).saturating_sub(window),
+            };
+            u64::from(extent.end.min(pos.saturating_add(together)) - first)
+        });
+        seen.sum::<u64>() * self.bytes
+    }
+}
+
 impl Plan {
+    /// What the attention steps of a program read of the caches; of a speculative round, whose draft head has fewer columns to
+    /// itself, at most. Steps that read alike are one.
+    pub fn kv_reads(&self, which: Which) -> Vec<KvRead> {
+        let mut reads: Vec<KvRead> = Vec::new();
+        let program = self.program(which);
+        let mut shares = program.shares.iter().peekable();
+        for (number, step) in program.steps.iter().enumerate() {
+            let share = shares.next_if(|share| share.0 == number).map(|share| share.1[0]);
+            let (kv_heads, head_vectors, window, columns) = match &step.op {
+                Op::AttnBlock(p) => (p.kv_heads, p.head_vectors, p.window, 1),
+                Op::AttnBlockSome(p) => (p.kv_heads, p.head_vectors, p.window, 1),
+                Op::AttnChunk(p) => (p.kv_heads, p.head_vectors, p.window, CHUNK_COLUMNS),
+                Op::AttnChunkSome(p) => (p.kv_heads, p.head_vectors, p.window, CHUNK_COLUMNS),
+                _ => continue,
+            };
+            let heads = share.unwrap_or(u64::from(kv_heads));
+            let bytes = 2 * heads * u64::from(head_vectors) * 4 * self.kv.bytes();
+            let alike = |read: &&mut KvRead| (read.window, read.columns) == (window, columns);
+            match reads.iter_mut().find(alike) {
+                Some(read) => read.bytes += bytes,
+                None => reads.push(KvRead { bytes, window, columns }),
+            }
+        }
+        reads
+    }
+
     /// What the plan takes, and what its programs cost.
     pub fn cost(&self) -> Cost {
         let steps = || self.programs.iter().flat_map(|program| &program.steps);

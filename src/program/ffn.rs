@@ -102,7 +102,9 @@ impl Walk<'_> {
                 bias,
                 Bind::Buffer(self.prefill.act),
             ];
+            let from = self.at(Mode::Prefill);
             self.push(Mode::Prefill, &name("gate_up"), op, Some(planes), bindings);
+            self.narrow_chunk(from, neurons, Side::Rows)?;
         }
         let y = [self.decode.act, self.prefill.act];
         self.silence(&[Mode::Prefill], &name("neurons"), y, neurons, width)?;
@@ -118,9 +120,10 @@ impl Walk<'_> {
         next_norm: VectorId,
     ) -> Result<()> {
         let x = [self.decode.act, self.prefill.act];
-        let from = self.at(Mode::Decode);
+        let from = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
         self.residual(&name("down"), &ffn.down, x, layer.ffn_post_norm, next_norm)?;
-        self.narrow(from, neurons, Side::Cols)
+        self.narrow(from[0], neurons, Side::Cols)?;
+        self.narrow_chunk(from[1], neurons, Side::Cols)
     }
 
     /// Gate and up projections of different device layouts: a product each, then the gate.
@@ -141,10 +144,11 @@ impl Walk<'_> {
             let bias = self.b.biases(format!("{label}.bias"), &[linear])?;
             let from = Source { matrix, bias, row0: 0 };
             let decode_norm = self.decode_norm();
-            let begin = self.at(Mode::Decode);
+            let begin = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
             self.matvec(from, decode.x, decode_norm, (y[0], vectors), &label);
-            self.narrow(begin, neurons, Side::Rows)?;
+            self.narrow(begin[0], neurons, Side::Rows)?;
             self.matmul(from, prefill.x, y[1], vectors, &label);
+            self.narrow_chunk(begin[1], neurons, Side::Rows)?;
         }
         let gelu = u32::from(self.model.activation == Activation::GeluTanh);
         for (mode, scratch) in [(Mode::Decode, decode), (Mode::Prefill, prefill)] {

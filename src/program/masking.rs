@@ -41,8 +41,19 @@ pub enum When {
     Some(usize, Part),
 }
 
+/// What several units of a mask share, behind the units themselves: keys and values of query heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Neighbouring units that share one.
+    pub by: usize,
+    /// Elements of one.
+    pub per: usize,
+    /// How many there are; after so many they begin anew, as values follow keys.
+    pub count: usize,
+}
+
 /// Where the units of a mask lie along rows or columns: element i of `len` belongs to unit (first + i) / per; elements from
-/// `limit` on belong to none.
+/// `limit` on belong to none, or to several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
     /// Number of the first element.
@@ -53,9 +64,20 @@ pub struct Axis {
     pub per: usize,
     /// Elements that belong to units.
     pub limit: usize,
+    /// To which units the others belong; `None`: no mask restricts them.
+    pub shared: Option<Shared>,
 }
 
 impl Axis {
+    /// So many units of so many elements each, and nothing else.
+    pub fn of(units: usize, per: usize) -> Axis {
+        Axis {
+            per,
+            limit: units * per,
+            ..Axis::whole(units * per)
+        }
+    }
+
     /// Elements that no mask restricts.
     pub fn whole(len: usize) -> Axis {
         Axis {
@@ -63,12 +85,20 @@ impl Axis {
             len,
             per: 1,
             limit: 0,
+            shared: None,
         }
     }
 
     fn is_active(&self, i: usize, active: &dyn Fn(usize) -> bool) -> bool {
         let at = self.first + i;
-        at >= self.limit || active(at / self.per.max(1))
+        match (at.checked_sub(self.limit), self.shared) {
+            (None, _) => active(at / self.per.max(1)),
+            (Some(_), None) => true,
+            (Some(behind), Some(shared)) => {
+                let number = behind / shared.per.max(1) % shared.count.max(1);
+                (number * shared.by..(number + 1) * shared.by).any(active)
+            }
+        }
     }
 
     /// Numbers of the groups of `size` elements, those with an active element first, and how many these are.
@@ -96,6 +126,14 @@ pub enum Content {
         /// Columns.
         cols: Axis,
     },
+    /// A list of query heads, as `attn_block_some`, `attn_merge_some` and `attn_chunk_some` read it; behind their count that of
+    /// the key-value heads that they read.
+    Heads {
+        /// Query heads.
+        heads: u32,
+        /// Key-value heads.
+        kv_heads: u32,
+    },
     /// Bits, as `silence` reads them.
     Bits(Axis),
     /// What is added to the logits of so many experts.
@@ -111,6 +149,7 @@ impl Content {
         match self {
             Content::Outputs(axis) => LIST_HEAD + axis.len,
             Content::Listed { rows, cols } => LIST_HEAD + cols.len.div_ceil(32) + rows.len.div_ceil(4),
+            Content::Heads { heads, .. } => LIST_HEAD + *heads as usize,
             Content::Bits(axis) => axis.len.div_ceil(32),
             Content::Logits(experts) => experts.next_multiple_of(32),
             Content::Table(words) => words.len(),
@@ -129,6 +168,12 @@ impl Content {
                 let (units, unit_count) = cols.groups(32, active);
                 let head = [block_count, unit_count, (LIST_HEAD + units.len()) as u32, 0];
                 [&head, &units[..], &blocks[..]].concat()
+            }
+            Content::Heads { heads, kv_heads } => {
+                let (all, count) = Axis::of(*heads as usize, 1).groups(1, active);
+                let by = heads.checked_div(*kv_heads).unwrap_or(0) as usize;
+                let (_, kv_count) = Axis::of(*heads as usize, 1).groups(by.max(1), active);
+                [&[count, kv_count, 0, 0], &all[..]].concat()
             }
             Content::Bits(axis) => {
                 let mut words = vec![0; self.len()];
@@ -332,7 +377,7 @@ impl Plan {
     }
 }
 
-/// The grid of a step that reads a list, and which share of its weight it reads: so many of so many.
+/// The grid of a step that reads a list, and which share of its weight or of its caches it reads: so many of so many.
 fn narrowed(step: &Step, lists: &[(BufferId, Vec<u32>)]) -> Option<(Grid, [u64; 2])> {
     let list = lists.iter().find(|(buffer, _)| {
         let mut reads = step.bindings.iter();
@@ -342,15 +387,20 @@ fn narrowed(step: &Step, lists: &[(BufferId, Vec<u32>)]) -> Option<(Grid, [u64; 
         [count, unit_count, ..] => (count, unit_count),
         _ => return None,
     };
+    // Of blocks of 4 rows, and of the units of each.
+    let of_rows = |rows: u32, units: u32| {
+        [
+            u64::from(count) * u64::from(unit_count),
+            u64::from(rows.div_ceil(4)) * u64::from(units),
+        ]
+    };
     match &step.op {
-        Op::MatvecSome(p) => {
-            let (blocks, units) = (p.rows.div_ceil(4), p.units);
-            let share = [
-                u64::from(count) * u64::from(unit_count),
-                u64::from(blocks) * u64::from(units),
-            ];
-            Some((Grid::Teams(count.max(1)), share))
-        }
+        Op::MatvecSome(p) => Some((Grid::Teams(count.max(1)), of_rows(p.rows, p.units))),
+        Op::MatmulSome(p) => Some((step.grid, of_rows(p.rows, p.units))),
+        Op::MatmulAddSome(p) => Some((step.grid, of_rows(p.rows, p.units))),
+        Op::MatmulGluSome(p) => Some((Grid::Threads(count.max(1), 4), of_rows(p.part1, p.units))),
+        Op::AttnBlockSome(p) => Some((Grid::Blocks(count.max(1)), [unit_count, p.kv_heads].map(u64::from))),
+        Op::AttnChunkSome(p) => Some((Grid::Groups(count.max(1), 4), [unit_count, p.kv_heads].map(u64::from))),
         Op::MatvecAddSome(p) => Some((step.grid, [unit_count, p.units].map(u64::from))),
         Op::MatvecGluSome(p) => Some((Grid::Teams(count.div_ceil(2).max(1)), [count, p.part1].map(u64::from))),
         _ => None,
@@ -377,26 +427,37 @@ impl Masking {
             .filter(|(_, visit)| mask.layer(visit.layer))
         {
             let parts = [
-                (Part::Neurons, "neurons", shape.ffn),
-                (Part::Heads, "heads", shape.heads),
-                (Part::Experts, "experts", shape.experts),
+                (Part::Neurons, shape.ffn),
+                (Part::Heads, shape.heads),
+                (Part::Experts, shape.experts),
             ];
-            for (part, name, most) in parts {
+            for (part, most) in parts {
                 let units = visit.units(part);
                 // Rows for experts are there for layers without them, too.
                 let of_no_use = units.is_none() && part == Part::Experts;
                 if of_no_use || !restricts(mask, number, part, units.unwrap_or(most)) {
                     continue;
                 }
-                let planned = |target: &Target| (target.visit, target.part) == (number, part);
-                if units.is_none() || !self.targets.iter().any(planned) {
-                    bail!(
+                let (name, layer) = (&mask.name, visit.layer);
+                match (units, part) {
+                    // The bits of a row are those of a dense network's width, which no expert has.
+                    (None, Part::Neurons) => bail!(
                         UnsupportedModel,
-                        "mask '{}' restricts the {name} of layer {}, of whose kind they cannot be left out; --task none \
-                         runs the full model",
-                        mask.name,
-                        visit.layer
-                    );
+                        "mask '{name}' restricts the neurons of layer {layer}, a mixture of experts: its {most} bits are the \
+                         neurons of one dense network, and which of an expert's they would be the format does not say; \
+                         --task none runs the full model"
+                    ),
+                    (None, _) => bail!(
+                        UnsupportedModel,
+                        "mask '{name}' restricts the heads of layer {layer}, which has no softmax attention: its {most} bits \
+                         are query heads, and which of a recurrence's they would be the format does not say; \
+                         --task none runs the full model"
+                    ),
+                    (Some(_), _) if !self.targets.iter().any(|t| (t.visit, t.part) == (number, part)) => bail!(
+                        Usage,
+                        "mask '{name}' is of another model: it restricts layer {layer} where no mask of this one does"
+                    ),
+                    (Some(_), _) => {}
                 }
             }
         }

@@ -20,8 +20,8 @@ mod widened;
 
 pub use bank::{ABSENT, Slice};
 pub use build::{ExpertOptions, PlanOptions, plan};
-pub use cost::{Cost, ProgramCost};
-pub use masking::{Axis, Content, Masking, Part, Target, Visit, When};
+pub use cost::{Cost, KvRead, ProgramCost};
+pub use masking::{Axis, Content, Masking, Part, Shared, Target, Visit, When};
 pub use paged::{Member, Paged, Pause, Routed};
 pub use weights::sources;
 pub use widened::{Widened, widened_notice};
@@ -217,7 +217,7 @@ pub enum Grid {
     Groups(u32, u32),
     /// One workgroup a column.
     Columns,
-    /// The run's attention blocks × so many key-value heads × columns.
+    /// The run's attention blocks × so many key-value heads, or query heads, × columns.
     Blocks(u32),
     /// So many teams for each of so many slots.
     Slots(u32, u32),
@@ -253,11 +253,18 @@ impl Grid {
             Op::Matmul(p) => Grid::Threads(p.rows.div_ceil(4), 8),
             Op::MatmulAdd(p) => Grid::Threads(p.rows.div_ceil(4), 8),
             Op::MatmulGlu(p) => Grid::Threads(p.part1.div_ceil(4), 4),
+            Op::MatmulSome(p) => Grid::Threads(p.rows.div_ceil(4), 8),
+            Op::MatmulAddSome(p) => Grid::Threads(p.rows.div_ceil(4), 8),
+            Op::MatmulGluSome(p) => Grid::Threads(p.part1.div_ceil(4), 4),
             Op::Glu(p) => Grid::Threads(p.vectors, 1),
             Op::Rope(p) => Grid::Groups(p.heads + 2 * p.kv_heads, 1),
             Op::AttnBlock(p) => Grid::Blocks(p.kv_heads),
             Op::AttnMerge(p) => Grid::Threads(p.heads * p.head_vectors, 1),
             Op::AttnChunk(p) => Grid::Groups(p.heads, 4),
+            // At most, too; of a merge it is all, with zeros for what is left out.
+            Op::AttnBlockSome(p) => Grid::Blocks(p.heads),
+            Op::AttnMergeSome(p) => Grid::Threads(p.heads * p.head_vectors, 1),
+            Op::AttnChunkSome(p) => Grid::Groups(p.heads, 4),
             Op::DeltaNet(p) => Grid::Groups(p.value_heads, 0),
             Op::MoeGlu(p) => {
                 let pairs = p.outputs.div_ceil(2);
@@ -331,7 +338,7 @@ pub struct Program {
     pub conditions: Vec<(Range<usize>, When)>,
     /// Of steps that were chosen, their numbers among those that were planned; empty where all were.
     pub numbers: Vec<usize>,
-    /// Steps that read only a share of their weight: so many of so many.
+    /// Steps that read only a share of their weight, or of the heads of their caches: so many of so many.
     pub shares: Vec<(usize, [u64; 2])>,
 }
 
@@ -567,6 +574,9 @@ pub struct Counters {
     pub readback_bytes: u64,
     /// Bytes of weights that runs read, by plan.
     pub weight_bytes: u64,
+    /// Bytes of cached keys and values that runs read, by plan: what a run's columns see, once for each of a decoding run's
+    /// columns and each four of a chunk's.
+    pub kv_bytes: u64,
     /// Bind groups created.
     pub bind_groups_created: u64,
     /// Buffers created.
@@ -598,6 +608,7 @@ impl Counters {
             dispatches: self.dispatches - before.dispatches,
             readback_bytes: self.readback_bytes - before.readback_bytes,
             weight_bytes: self.weight_bytes - before.weight_bytes,
+            kv_bytes: self.kv_bytes - before.kv_bytes,
             bind_groups_created: self.bind_groups_created - before.bind_groups_created,
             buffers_created: self.buffers_created - before.buffers_created,
             write_buffer_calls: self.write_buffer_calls - before.write_buffer_calls,

@@ -1,6 +1,6 @@
 //! Where in the network a walk is, and the alternatives that masks choose from there.
 
-use super::masking::{Axis, Content, Part, Target, When, restricts};
+use super::masking::{Axis, Content, Part, Shared, Target, When, restricts};
 use super::walk::{Mode, Walk};
 use super::{Bind, BufferId, Fill, Grid, Step};
 use crate::error::Result;
@@ -36,6 +36,8 @@ pub(super) struct Masked {
     pub per: usize,
     /// Elements that belong to units, the first ones.
     pub limit: usize,
+    /// What the units share behind them.
+    pub shared: Option<Shared>,
 }
 
 impl Masked {
@@ -45,6 +47,7 @@ impl Masked {
             len: len as usize,
             per: self.per,
             limit: self.limit,
+            shared: self.shared,
         }
     }
 }
@@ -68,6 +71,7 @@ impl Walk<'_> {
                 part,
                 per,
                 limit: units * per,
+                shared: None,
             })
     }
 
@@ -165,6 +169,81 @@ impl Walk<'_> {
             self.push_step(Mode::Decode, step);
         }
         self.only(Mode::Decode, alternative, When::Some(masked.visit, masked.part));
+        Ok(())
+    }
+
+    /// The same for the chunk's steps. Of gate and up blocks of 4 outputs are left out, so some zeros are still to be made.
+    pub(super) fn narrow_chunk(&mut self, from: usize, masked: Option<Masked>, side: Side) -> Result<()> {
+        let Some(masked) = masked else { return Ok(()) };
+        let steps: Vec<Step> = self.steps(Mode::Prefill)[from..].to_vec();
+        self.only(Mode::Prefill, from, When::Whole(masked.visit, masked.part));
+        let alternative = self.at(Mode::Prefill);
+        for (i, mut step) in steps.into_iter().enumerate() {
+            let (op, rows, row0, units) = match step.op {
+                Op::Matmul(p) => (Op::MatmulSome(bytemuck::cast(p)), p.rows, p.row0, p.units),
+                Op::MatmulAdd(p) => (Op::MatmulAddSome(bytemuck::cast(p)), p.rows, p.row0, p.units),
+                Op::MatmulGlu(p) => (Op::MatmulGluSome(bytemuck::cast(p)), p.part1, p.row0, p.units),
+                _ => {
+                    self.push_step(Mode::Prefill, step);
+                    continue;
+                }
+            };
+            let content = match side {
+                Side::Rows => Content::Listed {
+                    rows: masked.axis(row0, rows),
+                    cols: Axis::whole(units as usize * 32),
+                },
+                Side::Cols => Content::Listed {
+                    rows: Axis::whole(rows as usize),
+                    cols: masked.axis(0, units * 32),
+                },
+            };
+            let list = self.target(format!("{}.{i}.chunk.list", step.label), &masked, content)?;
+            // Before the bias and what is written.
+            step.bindings.insert(step.bindings.len() - 2, Bind::Buffer(list));
+            step.grid = Grid::of(&op);
+            step.op = op;
+            self.push_step(Mode::Prefill, step);
+        }
+        self.only(Mode::Prefill, alternative, When::Some(masked.visit, masked.part));
+        Ok(())
+    }
+
+    /// Makes the attention steps from `from` on, of both modes, those without a mask, and plans others that attend only the heads
+    /// that a mask leaves. What the others would have read is zero after a merge, and as it was after a chunk.
+    pub(super) fn narrow_attention(&mut self, from: [usize; 2], masked: Option<Masked>, label: &str) -> Result<()> {
+        let Some(masked) = masked else { return Ok(()) };
+        let mut list = None;
+        for mode in [Mode::Decode, Mode::Prefill] {
+            let from = from[mode as usize];
+            let steps: Vec<Step> = self.steps(mode)[from..].to_vec();
+            self.only(mode, from, When::Whole(masked.visit, masked.part));
+            let alternative = self.at(mode);
+            for mut step in steps {
+                let (op, heads, kv_heads) = match step.op {
+                    Op::AttnBlock(p) => (Op::AttnBlockSome(bytemuck::cast(p)), p.heads, p.kv_heads),
+                    Op::AttnMerge(p) => (Op::AttnMergeSome(bytemuck::cast(p)), p.heads, p.kv_heads),
+                    Op::AttnChunk(p) => (Op::AttnChunkSome(bytemuck::cast(p)), p.heads, p.kv_heads),
+                    _ => {
+                        self.push_step(mode, step);
+                        continue;
+                    }
+                };
+                let list = match list {
+                    Some(list) => list,
+                    None => {
+                        let content = Content::Heads { heads, kv_heads };
+                        *list.insert(self.target(format!("{label}.list"), &masked, content)?)
+                    }
+                };
+                // The list comes before what is written.
+                step.bindings.insert(step.bindings.len() - 1, Bind::Buffer(list));
+                step.grid = Grid::of(&op);
+                step.op = op;
+                self.push_step(mode, step);
+            }
+            self.only(mode, alternative, When::Some(masked.visit, masked.part));
+        }
         Ok(())
     }
 

@@ -298,6 +298,7 @@ fn run_answers_as_the_reference_does() {
         has(
             counters,
             &[
+                "kv_bytes",
                 "pipelines_compiled",
                 "pipeline_ms",
                 "upload_bytes",

@@ -207,6 +207,17 @@ fn recorded_routes_narrow_a_mixture() {
     let narrow = ["--stats", &stats, "--cover", "0.7", "-o"];
     let mask = [&["moe-mask", &model, "--task", "t"][..], &narrow, &[&masked]].concat();
     assert_eq!(run(&mask).code, Some(0), "{}", run(&mask).stderr);
+    let shown = run(&["mask", "show", &masked, "t", "--json"]).json();
+    let layers = shown["layers"].as_array().unwrap();
+    let left: u64 = layers.iter().map(|layer| layer["experts"].as_u64().unwrap()).sum();
+    let off = 1.0 - left as f64 / (8 * layers.len()) as f64;
+    assert!(off > 0.1 && shown["experts_off"] == off, "{shown}");
+    let text = run(&["mask", "show", &masked, "t"]).stdout;
+    let total = format!(
+        "\noff: 0.0 % of the neurons, 0.0 % of the heads, 0 of 4 layers, {:.1} % of the experts\n",
+        100.0 * off
+    );
+    assert!(text.ends_with(&total), "{text}");
     let defrag = [&["moe-defrag", &model][..], &narrow, &[&small]].concat();
     for cover in ["0", "-0.5", "1.5", "nan", "inf", "x"] {
         // Before any file is looked at.

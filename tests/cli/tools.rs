@@ -116,10 +116,15 @@ fn masks_are_shown() {
         [0, 1, 2].map(|l| layer(l, "active")),
         [true, false, true].map(Value::from)
     );
+    let text = run(&["mask", "show", &model, "narrow"]).stdout;
+    assert!(text.contains("layer 1  off  neurons 80/160  heads 1/3"), "{text}");
     assert!(
-        run(&["mask", "show", &model, "narrow"])
-            .stdout
-            .contains("layer 1  off  neurons 80/160  heads 1/3")
+        text.ends_with("\noff: 47.9 % of the neurons, 44.4 % of the heads, 1 of 3 layers\n"),
+        "{text}"
+    );
+    assert_eq!(
+        (&narrow["layers_off"], &narrow["experts_off"]),
+        (&1.into(), &Value::Null)
     );
     let message = run(&["mask", "show", &model, "wide"]).fails(2, "Usage");
     assert!(message.contains("general, narrow"), "{message}");

@@ -73,6 +73,8 @@ fn bits_are_where_the_format_puts_them() {
         err.kind == Kind::Usage && err.message.contains("there are: a, b"),
         "{err}"
     );
+    let err = Masks::default().find("c").unwrap_err();
+    assert_eq!(err.message, "no task 'c': the model has no tasks");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What needs a device: kernels, programs and whole models. A test that finds no adapter fails; software Vulkan counts.
 
 mod columns;
+mod cuts;
 mod experts;
 mod fields;
 #[path = "../golden/mod.rs"]

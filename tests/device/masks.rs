@@ -16,28 +16,27 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// A tensor on its way into another network.
-type Tensor = (String, Dtype, Vec<u64>, Vec<u8>);
+pub(super) type Tensor = (String, Dtype, Vec<u64>, Vec<u8>);
 
 /// A network in memory, with masks.
-struct Network {
-    arch: Arch,
-    tensors: Arc<MemoryTensors>,
-    masks: Masks,
+pub(super) struct Network {
+    pub(super) arch: Arch,
+    pub(super) tensors: Arc<MemoryTensors>,
+    pub(super) masks: Masks,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Where {
+pub(super) enum Where {
     Device,
     Host,
 }
 
 impl Network {
-    /// A golden model, whose f16 tensors are changed one by one.
-    fn of(golden: &Golden, change: &dyn Fn(Tensor) -> Vec<Tensor>) -> Network {
+    pub(super) fn same(golden: &Golden) -> Network {
         let infos = golden.tensors.infos().iter().enumerate();
-        let all = infos.flat_map(|(id, info)| {
+        let all = infos.map(|(id, info)| {
             let bytes = golden.tensors.bytes(id).unwrap().to_vec();
-            change((info.name.clone(), info.dtype, info.shape.clone(), bytes))
+            (info.name.clone(), info.dtype, info.shape.clone(), bytes)
         });
         Network {
             arch: golden.tensors.header().arch.clone(),
@@ -46,26 +45,41 @@ impl Network {
         }
     }
 
-    fn same(golden: &Golden) -> Network {
-        Network::of(golden, &|tensor| vec![tensor])
+    /// A golden model, whose f16 tensors are changed one by one.
+    pub(super) fn of(golden: &Golden, change: &dyn Fn(Tensor) -> Vec<Tensor>) -> Network {
+        Network::same(golden).changed(change)
+    }
+
+    /// The network whose f16 tensors are changed one by one.
+    pub(super) fn changed(&self, change: &dyn Fn(Tensor) -> Vec<Tensor>) -> Network {
+        let infos = self.tensors.infos().iter().enumerate();
+        let all = infos.flat_map(|(id, info)| {
+            let bytes = self.tensors.bytes(id).unwrap().to_vec();
+            change((info.name.clone(), info.dtype, info.shape.clone(), bytes))
+        });
+        Network {
+            arch: self.arch.clone(),
+            tensors: Arc::new(MemoryTensors::new(all).unwrap()),
+            masks: self.masks.clone(),
+        }
     }
 
     /// With this mask, which is named `task`.
-    fn with(mut self, edit: impl FnOnce(&mut Mask), by_pass: bool) -> Network {
+    pub(super) fn with(mut self, edit: impl FnOnce(&mut Mask), by_pass: bool) -> Network {
         let mut mask = Mask::open(0, "task", MaskShape::of(&self.arch, by_pass));
         edit(&mut mask);
         self.masks.masks = vec![mask];
         self
     }
 
-    fn model(&self) -> Model {
+    pub(super) fn model(&self) -> Model {
         let mut model = bind(&self.arch, &*self.tensors).unwrap();
         model.masks = self.masks.clone();
         model
     }
 
     /// The plan with the only mask in force, if there is one.
-    fn plan(&self, max_binding: u64) -> Arc<Plan> {
+    pub(super) fn plan(&self, max_binding: u64) -> Arc<Plan> {
         let options = PlanOptions {
             ctx: 96,
             chunk: 16,
@@ -79,7 +93,7 @@ impl Network {
         Arc::new(plan.with_mask(self.masks.masks.first()).unwrap())
     }
 
-    fn session(&self, place: Where) -> Session {
+    pub(super) fn session(&self, place: Where) -> Session {
         let device = crate::device();
         let plan = self.plan(device.max_binding());
         let tensors = self.tensors.clone();
@@ -91,19 +105,19 @@ impl Network {
     }
 }
 
-fn golden(name: &'static str) -> Golden {
+pub(super) fn golden(name: &'static str) -> Golden {
     Golden::of(name, crate::golden(name, Dtype::F16))
 }
 
 /// The longest recorded prompt.
-fn prompt(name: &str) -> Vec<u32> {
+pub(super) fn prompt(name: &str) -> Vec<u32> {
     let json = crate::golden::described(name);
     let ids = json["prompts"][2]["prompt"].as_array().unwrap();
     ids.iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 /// Logits of every position, the first `prefill` in chunks.
-fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<Vec<f32>> {
+pub(super) fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<Vec<f32>> {
     let mut all = Vec::new();
     let mut sink = |_: usize, logits: &[f32], _: &[Vec<f32>]| {
         all.push(logits.to_vec());
@@ -113,7 +127,7 @@ fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<Vec<f32>
     all
 }
 
-fn greedy(session: &mut Session, tokens: &[u32]) -> Vec<u32> {
+pub(super) fn greedy(session: &mut Session, tokens: &[u32]) -> Vec<u32> {
     session.clear();
     assert!(session.prefill(tokens, &Cancel::new()).unwrap().1.is_continue());
     let mut found = Vec::new();
@@ -131,7 +145,7 @@ fn greedy(session: &mut Session, tokens: &[u32]) -> Vec<u32> {
 }
 
 /// How far logits are from each other: relative L2, the largest of all positions.
-fn apart(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
+pub(super) fn apart(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
     assert_eq!(a.len(), b.len());
     let one = |(a, b): (&Vec<f32>, &Vec<f32>)| {
         let square = |v: f32| f64::from(v).powi(2);
@@ -144,7 +158,7 @@ fn apart(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
 }
 
 /// Both networks say the same: tokens exactly, logits within `tolerance`; 0 means to the bit.
-fn agree(name: &str, a: &Network, b: &Network, tolerance: f64) {
+pub(super) fn agree(name: &str, a: &Network, b: &Network, tolerance: f64) {
     let tokens = prompt(name);
     for place in [Where::Device, Where::Host] {
         let (mut a, mut b) = (a.session(place), b.session(place));
@@ -164,7 +178,7 @@ fn agree(name: &str, a: &Network, b: &Network, tolerance: f64) {
 }
 
 /// These rows and columns of an f16 matrix; of a vector these elements.
-fn gathered((name, dtype, shape, bytes): Tensor, rows: &[usize], cols: &[usize]) -> Tensor {
+pub(super) fn gathered((name, dtype, shape, bytes): Tensor, rows: &[usize], cols: &[usize]) -> Tensor {
     assert_eq!(dtype, Dtype::F16);
     let stride = *shape.last().unwrap() as usize;
     let at = rows
@@ -179,7 +193,7 @@ fn gathered((name, dtype, shape, bytes): Tensor, rows: &[usize], cols: &[usize])
 }
 
 /// A golden model with these neurons and heads only, and without the layers that have none.
-fn cut(golden: &Golden, head_dim: usize, kept: &[Option<(Vec<usize>, Vec<usize>)>]) -> Network {
+pub(super) fn cut(golden: &Golden, head_dim: usize, kept: &[Option<(Vec<usize>, Vec<usize>)>]) -> Network {
     let number = |layer: usize| kept[..layer].iter().filter(|kept| kept.is_some()).count();
     let mut network = Network::of(golden, &|mut tensor| {
         let Some(rest) = tensor.0.strip_prefix("model.layers.") else {
@@ -211,12 +225,12 @@ fn cut(golden: &Golden, head_dim: usize, kept: &[Option<(Vec<usize>, Vec<usize>)
     network
 }
 
-fn without(all: usize, off: impl Fn(usize) -> bool) -> Vec<usize> {
+pub(super) fn without(all: usize, off: impl Fn(usize) -> bool) -> Vec<usize> {
     (0..all).filter(|&i| !off(i)).collect()
 }
 
 /// Masks what `kept` leaves out, of layers with so many neurons and heads.
-fn mask_like(mask: &mut Mask, kept: &[Option<(Vec<usize>, Vec<usize>)>], neurons: usize, heads: usize) {
+pub(super) fn mask_like(mask: &mut Mask, kept: &[Option<(Vec<usize>, Vec<usize>)>], neurons: usize, heads: usize) {
     for (layer, kept) in kept.iter().enumerate() {
         let Some((some, some_heads)) = kept else {
             mask.set_layer(layer, false).unwrap();
@@ -485,13 +499,16 @@ fn a_mask_of_what_cannot_be_left_out_is_refused() {
         err.message
     };
     let said = refused("qwen3_moe", |mask| mask.set_ffn(1, 3, false).unwrap());
-    assert!(said.contains("neurons of layer 1"), "{said}");
+    assert!(said.contains("neurons of layer 1, a mixture of experts"), "{said}");
     let said = refused("qwen3_5", |mask| mask.set_head(0, 3, false).unwrap());
-    assert!(said.contains("heads of layer 0"), "{said}");
+    assert!(
+        said.contains("heads of layer 0, which has no softmax attention"),
+        "{said}"
+    );
 }
 
 /// A golden model of three layers, applied twice, and the same with its layers written down twice.
-fn looped(golden: &Golden) -> [Network; 2] {
+pub(super) fn looped(golden: &Golden) -> [Network; 2] {
     let mut looped = Network::same(golden);
     looped.arch.num_loops = 2;
     let layers = looped.arch.num_layers;

@@ -132,7 +132,10 @@ impl Settings {
 
     fn unknown(&self, name: &str) -> String {
         let names = self.all().map(|(name, _)| name);
-        format!("there is no setting {name}; wanted one of {}", names.join(", "))
+        format!(
+            "there is no setting {name}; wanted one of {}, task, skill",
+            names.join(", ")
+        )
     }
 }
 

@@ -193,11 +193,20 @@ fn what_is_not_understood_changes_nothing() {
         &["/sytem x", "/set speed 9", "/set temp hot", "/set", "/help"],
         &mut screen,
     );
+    go(
+        &mut chat,
+        &["/set task poetry", "/set skill auto", "/set task none"],
+        &mut screen,
+    );
     assert_eq!((&chat.messages, screen.notes.len()), (&before, notes));
     assert_eq!(chat.settings, settings(4));
     for hint in [
         "no command /sytem; /help",
         "no setting speed",
+        "max-tokens, task, skill",
+        "max-tokens 4\ntask none\nskill none",
+        "no task 'poetry': the model has no tasks",
+        "auto needs a prompt that decides",
         "temp hot",
         "max-tokens 4",
         "/regen",

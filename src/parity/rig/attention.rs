@@ -6,20 +6,26 @@ use crate::container::Tensors;
 use crate::error::Result;
 use crate::kernel::{self, Kv, Op};
 use crate::parity::cases::{Attention, Part, Rope};
-use crate::program::{ATTENTION_BLOCK, Bind, Fill};
+use crate::program::{ATTENTION_BLOCK, Bind, Content, Fill};
 use half::f16;
 use std::sync::Arc;
 
+/// The heads that a list leaves.
+fn attended(head: usize) -> bool {
+    head % 2 == 1
+}
+
 impl Maker {
-    /// A cache of which every head's positions before `end` are set.
-    fn cache(&mut self, kv_heads: u32, head_dim: u32, end: u32) -> Vec<u32> {
+    /// A cache of which the positions before `end` are set, of every head that is `read`.
+    fn cache(&mut self, kv_heads: u32, head_dim: u32, end: u32, read: &dyn Fn(usize) -> bool) -> Vec<u32> {
         let (head, all) = (
             (POSITIONS * head_dim) as usize,
             (kv_heads * POSITIONS * head_dim) as usize,
         );
         let mut values = self.random.floats(all, 1.0);
-        for kv_head in values.chunks_exact_mut(head) {
-            kv_head[(end * head_dim) as usize..].fill(f32::from_bits(UNSET));
+        for (number, kv_head) in values.chunks_exact_mut(head).enumerate() {
+            let set = if read(number) { end * head_dim } else { 0 };
+            kv_head[set as usize..].fill(f32::from_bits(UNSET));
         }
         match self.kv {
             Kv::F32 => words(&values),
@@ -104,8 +110,10 @@ impl Maker {
         let (k_cache, v_cache) = (self.buffer("k_cache", cache_words), self.buffer("v_cache", cache_words));
         let part = self.buffer("part", part_len * most as usize);
         let y = self.buffer("y", (y_stride * 4 * most) as usize);
-        let (op, buffers) = match spec.part {
-            Part::Block => {
+        let content = Content::Heads { heads, kv_heads };
+        let list = spec.some.then(|| self.buffer("list", content.len()));
+        let (op, buffers) = match (spec.part, list) {
+            (Part::Block, None) => {
                 let op = kernel::AttnBlock {
                     heads,
                     kv_heads,
@@ -119,7 +127,21 @@ impl Maker {
                 };
                 (Op::AttnBlock(op), vec![CTL, qkv, k_cache, v_cache, part])
             }
-            Part::Merge => {
+            (Part::Block, Some(list)) => {
+                let op = kernel::AttnBlockSome {
+                    heads,
+                    kv_heads,
+                    head_vectors,
+                    positions,
+                    blocks,
+                    scale,
+                    softcap,
+                    window,
+                    query_vectors,
+                };
+                (Op::AttnBlockSome(op), vec![CTL, qkv, k_cache, v_cache, list, part])
+            }
+            (Part::Merge, None) => {
                 let op = kernel::AttnMerge {
                     heads,
                     kv_heads,
@@ -133,7 +155,21 @@ impl Maker {
                 };
                 (Op::AttnMerge(op), vec![CTL, part, qkv, y])
             }
-            Part::Chunk => {
+            (Part::Merge, Some(list)) => {
+                let op = kernel::AttnMergeSome {
+                    heads,
+                    kv_heads,
+                    head_vectors,
+                    blocks,
+                    scale,
+                    softcap,
+                    window,
+                    y_stride,
+                    query_vectors,
+                };
+                (Op::AttnMergeSome(op), vec![CTL, part, qkv, list, y])
+            }
+            (Part::Chunk, None) => {
                 let op = kernel::AttnChunk {
                     heads,
                     kv_heads,
@@ -147,11 +183,25 @@ impl Maker {
                 };
                 (Op::AttnChunk(op), vec![CTL, qkv, k_cache, v_cache, y])
             }
+            (Part::Chunk, Some(list)) => {
+                let op = kernel::AttnChunkSome {
+                    heads,
+                    kv_heads,
+                    head_vectors,
+                    positions,
+                    scale,
+                    softcap,
+                    window,
+                    y_stride,
+                    query_vectors,
+                };
+                (Op::AttnChunkSome(op), vec![CTL, qkv, k_cache, v_cache, list, y])
+            }
         };
         self.step(op, buffers.into_iter().map(Bind::Buffer).collect());
         for &(pos, columns) in &spec.runs {
             let end = pos + columns;
-            let inputs = match spec.part {
+            let mut inputs = match spec.part {
                 Part::Merge => {
                     let q = self.random.words((stride * columns) as usize, 3.0);
                     vec![(part, self.blocks(spec, pos, columns, blocks)), (qkv, q)]
@@ -159,16 +209,21 @@ impl Maker {
                 Part::Block | Part::Chunk => {
                     // Large queries, so that some keys stand out.
                     let q = self.random.words((stride * columns) as usize, 8.0);
-                    let (k, v) = (self.cache(kv_heads, head_dim, end), self.cache(kv_heads, head_dim, end));
+                    let read = |kv_head: usize| {
+                        let group = (heads / kv_heads) as usize;
+                        !spec.some || (kv_head * group..(kv_head + 1) * group).any(attended)
+                    };
+                    let [k, v] = [(); 2].map(|()| self.cache(kv_heads, head_dim, end, &read));
                     vec![(qkv, q), (k_cache, k), (v_cache, v)]
                 }
             };
+            inputs.extend(list.map(|list| (list, content.words(&attended))));
             self.round(pos, columns, inputs);
         }
         self.tensors()
     }
 
-    /// What attn_block leaves for attn_merge: records of visible blocks, the others unset.
+    /// What attn_block leaves for attn_merge: records of attended heads' visible blocks, the others unset.
     fn blocks(&mut self, spec: &Attention, pos: u32, columns: u32, blocks: u32) -> Vec<u32> {
         let mut all = Vec::new();
         for pos in pos..pos + columns {
@@ -178,8 +233,9 @@ impl Maker {
                 (pos + 1).saturating_sub(spec.window)
             };
             let visible = first / ATTENTION_BLOCK..=pos / ATTENTION_BLOCK;
-            for number in (0..spec.heads).flat_map(|_| 0..blocks) {
-                if !visible.contains(&number) {
+            let records = (0..spec.heads as usize).flat_map(|head| (0..blocks).map(move |number| (head, number)));
+            for (head, number) in records {
+                if !visible.contains(&number) || spec.some && !attended(head) {
                     all.resize(all.len() + 4 + spec.head_dim as usize, UNSET);
                     continue;
                 }

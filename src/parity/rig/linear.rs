@@ -161,21 +161,55 @@ impl Maker {
                     bias_up,
                     gelu,
                 }),
+                Product::MatmulSome => Op::MatmulSome(kernel::MatmulSome {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    y_stride,
+                    has_bias,
+                }),
+                Product::MatmulAddSome => Op::MatmulAddSome(kernel::MatmulAddSome {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    y_stride,
+                    has_bias,
+                }),
+                Product::MatmulGluSome => Op::MatmulGluSome(kernel::MatmulGluSome {
+                    rows,
+                    units,
+                    row0,
+                    part1,
+                    part2,
+                    y_stride,
+                    has_bias,
+                    bias_up,
+                    gelu,
+                }),
             };
             let axis = |first: u32, len: usize, per: usize, limit: usize| Axis {
                 first: first as usize,
                 len,
                 per,
                 limit,
+                shared: None,
             };
             let content = match spec.product {
-                Product::MatvecSome => Some(Content::Listed {
+                Product::MatvecSome | Product::MatmulSome => Some(Content::Listed {
                     rows: axis(row0, rows as usize, 4, outputs),
                     cols: axis(0, spec.cols, 32, spec.cols),
                 }),
-                Product::MatvecAddSome => Some(Content::Listed {
+                Product::MatvecAddSome | Product::MatmulAddSome => Some(Content::Listed {
                     rows: Axis::whole(rows as usize),
                     cols: axis(0, spec.cols, 32, spec.cols),
+                }),
+                Product::MatmulGluSome => Some(Content::Listed {
+                    rows: axis(row0, part1 as usize, 4, outputs),
+                    cols: Axis::whole(units as usize * 32),
                 }),
                 Product::MatvecGluSome => Some(Content::Outputs(axis(row0, part1 as usize, 1, outputs))),
                 _ => None,
@@ -190,6 +224,7 @@ impl Maker {
                 Product::Matvec | Product::MatvecGlu | Product::MatvecSome | Product::MatvecGluSome => &[x, squares_in],
                 Product::MatvecAdd | Product::MatvecAddSome => &[x],
                 Product::Matmul | Product::MatmulAdd | Product::MatmulGlu => &[CTL, x],
+                Product::MatmulSome | Product::MatmulAddSome | Product::MatmulGluSome => &[CTL, x],
             };
             bindings.extend(buffers.iter().map(|&buffer| Bind::Buffer(buffer)));
             bindings.extend(list);
@@ -227,7 +262,7 @@ impl Maker {
                 }
             }
             // Overlays are summed whole, so what a list leaves out must be zero for them.
-            if !lists.is_empty() && spec.product != Product::MatvecGluSome && has_overlay {
+            if !lists.is_empty() && !spec.product.is_pair() && has_overlay {
                 for (unit, values) in values.chunks_exact_mut(32).enumerate() {
                     if !is_named(unit) {
                         values.fill(0);
@@ -248,7 +283,7 @@ impl Maker {
             }
             if matches!(
                 spec.product,
-                Product::MatvecAdd | Product::MatvecAddSome | Product::MatmulAdd
+                Product::MatvecAdd | Product::MatvecAddSome | Product::MatmulAdd | Product::MatmulAddSome
             ) {
                 let mut values = padded(&mut self.random, n, outputs, y_len, 1.0);
                 if stacked == 1 {
