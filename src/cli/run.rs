@@ -4,7 +4,7 @@ use super::answer::{OnText, rates, streamed, summary};
 use super::args::{self, DeviceArgs, device_json, whole};
 use super::chat::{Chat, Settings, lines};
 use super::model::{self, ModelArgs};
-use super::output::Output;
+use super::output::{Output, size};
 use super::overlay::{OverlayArgs, Wanted};
 use super::prompt::{self, Given, PromptArgs};
 use super::{Context, Outcome, Result, usage, verify};
@@ -388,10 +388,10 @@ fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Outpu
     let totals = engine.counters();
     if let Some(slots) = engine.placement().expert_slots {
         out.note(format!(
-            "experts, {slots} slots a layer: {} hits, {} misses, {} MiB fetched",
+            "experts, {slots} slots a layer: {} hits, {} misses, {} fetched",
             totals.expert_hits,
             totals.expert_misses,
-            totals.paged_bytes.div_ceil(1 << 20)
+            size(totals.paged_bytes)
         ));
     }
     if !out.json {

@@ -122,9 +122,117 @@ pub(super) fn settled<T>(
         match realise(&fitted.plan) {
             Err(err) if err.kind == Kind::OutOfMemory && fitted.can_page => {
                 let bytes = fitted.bytes();
-                room = Some(bytes - (bytes / 8).max(1).min(bytes));
+                room = Some(bytes - bytes.div_ceil(8));
             }
             other => return other.map(|made| (fitted, made)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::Dtype;
+    use crate::error::bail;
+    use crate::kernel::Kv;
+    use crate::model::bind;
+    use crate::program::ExpertOptions;
+    use crate::synthetic::{ExpertShape, Shape, Synthetic, synthetic};
+
+    fn network(experts: Option<ExpertShape>) -> (Model, Synthetic) {
+        let shape = Shape {
+            hidden: 64,
+            heads: 2,
+            head_dim: 32,
+            width: 128,
+            vocab: 128,
+            experts,
+            delta: None,
+            ..Shape::named("qwen3.5-35b-a3b").unwrap().with_layers(3).unwrap()
+        };
+        let (arch, tensors) = synthetic(&shape, Dtype::Q8Row).unwrap();
+        (bind(&arch, &tensors).unwrap(), tensors)
+    }
+
+    /// What is placed on a device that has so many bytes and does not say so, and how often that was tried.
+    fn on_a_device_with(model: &Model, tensors: &dyn Tensors, bytes_of_device: u64) -> (Result<Fitted>, usize) {
+        let options = PlanOptions {
+            ctx: 64,
+            chunk: 64,
+            kv: Kv::F16,
+            max_binding: 1 << 30,
+            all_logits: false,
+            drafts: 0,
+            experts: ExpertOptions::default(),
+        };
+        let planned = |room: Option<u64>| {
+            fitted(
+                model,
+                tensors,
+                &options,
+                true,
+                None,
+                &|plan| match room.is_some_and(|room| bytes(plan) > room) {
+                    true => bail!(OutOfMemory, "more than {room:?}"),
+                    false => Ok(()),
+                },
+            )
+        };
+        let mut tries = 0;
+        let realise = |plan: &Plan| {
+            tries += 1;
+            match bytes(plan) > bytes_of_device {
+                true => bail!(OutOfMemory, "the device has no memory left"),
+                false => Ok(()),
+            }
+        };
+        let settled = settled(planned, realise).map(|(fitted, ())| fitted);
+        (settled, tries)
+    }
+
+    #[test]
+    fn a_device_that_runs_out_of_memory_gets_fewer_experts() {
+        let (model, tensors) = network(Some(ExpertShape {
+            count: 32,
+            top_k: 4,
+            width: 96,
+            shared: 64,
+        }));
+        let (whole, tries) = on_a_device_with(&model, &tensors, u64::MAX);
+        let whole = whole.unwrap();
+        assert_eq!((whole.experts, tries), (None, 1));
+        let (smallest, _) = on_a_device_with(&model, &tensors, whole.bytes() / 2);
+        assert!(smallest.is_ok_and(|smallest| smallest.experts.is_some()));
+        // Of three layers, with scales.
+        let slot = 3 * 3 * (64 * 96 + 2 * 96);
+        for room in [whole.bytes() - 1, whole.bytes() * 4 / 5, whole.bytes() * 3 / 5] {
+            let (fitted, tries) = on_a_device_with(&model, &tensors, room);
+            let fitted = fitted.unwrap();
+            assert!(
+                fitted.bytes() <= room && fitted.bytes() + room / 8 + 1 + slot > room,
+                "{room}"
+            );
+            let [slots, all] = fitted.experts.unwrap();
+            assert!((4..32).contains(&slots) && all == 32);
+            assert!(
+                (2..=6).contains(&tries),
+                "{tries} tries for {room} of {}",
+                whole.bytes()
+            );
+            assert!(fitted.notice().unwrap().contains(&format!("{slots} of 32 experts")));
+        }
+        let (none, _) = on_a_device_with(&model, &tensors, 1000);
+        let err = none.err().unwrap();
+        assert_eq!(err.kind, Kind::OutOfMemory);
+        assert!(err.message.contains("with 4 of 32 experts a layer"), "{}", err.message);
+    }
+
+    #[test]
+    fn what_has_no_experts_is_tried_once() {
+        let (model, tensors) = network(None);
+        let (none, tries) = on_a_device_with(&model, &tensors, 1000);
+        let err = none.err().unwrap();
+        assert_eq!((err.kind, tries), (Kind::OutOfMemory, 1));
+        assert_eq!(err.message, "the device has no memory left");
     }
 }
