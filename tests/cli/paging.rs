@@ -40,7 +40,7 @@ fn mixture(path: &Path) {
         "num_kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocab,
-        "layer_types": ["FullAttention"; LAYERS],
+        "layer_types": vec!["FullAttention"; LAYERS],
         "rms_norm_eps": 1e-5,
         "norm_style": "qwen",
         "partial_rotary_factor": shape.rotary,

@@ -177,6 +177,11 @@ pub struct Network {
 impl Network {
     /// A golden model, with made-up experts of the types that `choose` gives. The first expert holds least, and the last most.
     pub fn of(name: &str, choose: impl Fn(Projection) -> Dtype) -> Network {
+        Network::richer(name, 0, choose)
+    }
+
+    /// The same, but each expert holds as much as one so many further.
+    pub fn richer(name: &str, by: usize, choose: impl Fn(Projection) -> Dtype) -> Network {
         let (container, _guard) = crate::golden(name, Dtype::F16);
         let all = container.infos().iter().enumerate().map(|(id, info)| {
             let shape = info.shape.clone();
@@ -190,7 +195,7 @@ impl Network {
                 Some(projection) => {
                     let dtype = choose(projection);
                     let (rows, cols) = info.rows_cols();
-                    let richness = projection.expert.unwrap_or(3);
+                    let richness = projection.expert.unwrap_or(3) + by;
                     (
                         info.name.clone(),
                         dtype,
@@ -222,6 +227,13 @@ impl Network {
 
     pub fn model(&self) -> Model {
         bind(&self.arch, &*self.tensors).unwrap()
+    }
+
+    /// The tensors of experts, in order.
+    pub fn experts_tensors(&self) -> Vec<TensorId> {
+        let infos = self.tensors.infos().iter().enumerate();
+        let of_experts = infos.filter(|(_, info)| Projection::of(&info.name).is_some());
+        of_experts.map(|(id, _)| id).collect()
     }
 
     /// Experts of a layer, and how many a token takes.

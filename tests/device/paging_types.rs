@@ -4,6 +4,7 @@ use crate::paged::{Network, logits, prompt};
 use cmf_gpu::container::Tensors;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::Kind;
+use std::sync::Arc;
 
 /// What prompts are run in chunks.
 const PREFILLS: [usize; 2] = [40, 21];
@@ -159,6 +160,36 @@ fn what_cannot_be_fetched_is_an_error_and_nothing_else() {
             *network.tensors.broken.lock().unwrap() = None;
             session.clear();
             assert!(logits(&mut session, &tokens, 21).unwrap() == wanted, "after {name}");
+        }
+    }
+}
+
+/// A change of tensors makes banks anew, larger or smaller, and forgets what was in their slots.
+#[test]
+fn other_experts_take_the_place_of_paged_ones() {
+    let tokens = prompt("qwen3_moe");
+    // Of the same type as the first, and with more in each row.
+    let more = Network::richer("qwen3_moe", 2, |_| Dtype::Q1s);
+    let [first, second] = [Dtype::Q1s, Dtype::Vbit].map(|dtype| Network::of("qwen3_moe", |_| dtype));
+    let networks = [first, second, more];
+    let wanted = networks
+        .iter()
+        .map(|network| logits(&mut network.paged(None), &tokens, 21).unwrap());
+    let wanted: Vec<_> = wanted.collect();
+    assert!(wanted[0] != wanted[1] && wanted[0] != wanted[2]);
+    let changed = networks[0].experts_tensors();
+    let mut session = networks[0].paged(Some(3));
+    for next in [0, 1, 0, 2, 0] {
+        let network = &networks[next];
+        let plan = Arc::new(network.plan(Some(3), crate::device().max_binding()).unwrap());
+        session
+            .change(plan.clone(), |executor| {
+                executor.replace(plan, network.tensors.clone(), &changed)
+            })
+            .unwrap();
+        for _ in 0..2 {
+            session.clear();
+            assert!(logits(&mut session, &tokens, 21).unwrap() == wanted[next], "{next}");
         }
     }
 }
