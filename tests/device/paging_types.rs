@@ -193,3 +193,32 @@ fn other_experts_take_the_place_of_paged_ones() {
         }
     }
 }
+
+/// Experts that came before one that could not are there, and the device knows it.
+#[test]
+fn after_a_fetch_that_failed_halfway_every_token_is_right() {
+    let network = Network::of("qwen3_moe", |_| Dtype::Q8Row);
+    let tokens = prompt("qwen3_moe");
+    let mut resident = network.paged(None);
+    let mut alone = |token: u32| {
+        resident.clear();
+        logits(&mut resident, &[token], 0).unwrap()
+    };
+    let wanted: Vec<_> = tokens.iter().map(|&token| alone(token)).collect();
+    let mut failures = 0;
+    for expert in 0..8 {
+        for slots in [4, 6] {
+            let mut session = network.paged(Some(slots));
+            let name = format!("model.layers.1.mlp.experts.{expert}.down_proj.weight");
+            *network.tensors.broken.lock().unwrap() = network.tensors.find(&name);
+            failures += usize::from(logits(&mut session, &tokens[..16], 16).is_err());
+            *network.tensors.broken.lock().unwrap() = None;
+            for at in (0..4).map(|i| (3 * expert + i) % tokens.len()) {
+                session.clear();
+                let found = logits(&mut session, &tokens[at..=at], 0).unwrap();
+                assert!(found == wanted[at], "expert {expert}, {slots} slots, token {at}");
+            }
+        }
+    }
+    assert!(failures >= 8, "{failures} failures");
+}
