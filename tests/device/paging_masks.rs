@@ -82,8 +82,8 @@ fn masks_decide_which_experts_are_fetched() {
             all_logits(&mut resident, &tokens)
         });
         assert!(wanted[0] != wanted[1] && wanted[1] != wanted[2] && wanted[0] != wanted[2]);
-        let most = if number == 2 { 4 } else { 8 };
-        for slots in 2..most {
+        let counts = if number == 2 { &[2, 3][..] } else { &[2, 4, 7] };
+        for &slots in counts {
             let plan = network.plan(Some(slots), 1 << 30).unwrap();
             assert!(!plan.paged.is_empty());
             // The mask is in force from the beginning, and after every other.

@@ -220,5 +220,5 @@ fn after_a_fetch_that_failed_halfway_every_token_is_right() {
             }
         }
     }
-    assert!(failures >= 8, "{failures} failures");
+    assert!(failures >= 4, "{failures} failures");
 }
