@@ -1,7 +1,7 @@
 //! Networks in memory whose experts page: golden models with made-up experts of any type, and whoever reads their tensors
 //! looked at.
 
-use cmf_gpu::container::{Arch, Mask, MaskShape, Masks, MemoryTensors, TensorId, TensorInfo, Tensors};
+use cmf_gpu::container::{Arch, Container, Mask, MaskShape, Masks, MemoryTensors, TensorId, TensorInfo, Tensors};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
 use cmf_gpu::error::{Error, Kind, Result};
@@ -134,6 +134,25 @@ fn payload(dtype: Dtype, rows: usize, cols: usize, seed: u64, richness: usize) -
     }
 }
 
+/// A tensor on its way into a network.
+type Tensor = (String, Dtype, Vec<u64>, Vec<u8>);
+
+/// A golden model's tensors, those of experts made up.
+fn tensors(container: &Container, by: usize, choose: impl Fn(Projection) -> Dtype) -> impl Iterator<Item = Tensor> {
+    container.infos().iter().enumerate().map(move |(id, info)| {
+        let (dtype, bytes) = match Projection::of(&info.name) {
+            None => (info.dtype, container.bytes(id).unwrap().to_vec()),
+            Some(projection) => {
+                let dtype = choose(projection);
+                let (rows, cols) = info.rows_cols();
+                let richness = projection.expert.unwrap_or(3) + by;
+                (dtype, payload(dtype, rows, cols, id as u64, richness))
+            }
+        };
+        (info.name.clone(), dtype, info.shape.clone(), bytes)
+    })
+}
+
 /// Tensors that note what is read of them, and fail where they are told to.
 pub struct Watched {
     tensors: MemoryTensors,
@@ -183,32 +202,26 @@ impl Network {
     /// The same, but each expert holds as much as one so many further.
     pub fn richer(name: &str, by: usize, choose: impl Fn(Projection) -> Dtype) -> Network {
         let (container, _guard) = crate::golden(name, Dtype::F16);
-        let all = container.infos().iter().enumerate().map(|(id, info)| {
-            let shape = info.shape.clone();
-            match Projection::of(&info.name) {
-                None => (
-                    info.name.clone(),
-                    info.dtype,
-                    shape,
-                    container.bytes(id).unwrap().to_vec(),
-                ),
-                Some(projection) => {
-                    let dtype = choose(projection);
-                    let (rows, cols) = info.rows_cols();
-                    let richness = projection.expert.unwrap_or(3) + by;
-                    (
-                        info.name.clone(),
-                        dtype,
-                        shape,
-                        payload(dtype, rows, cols, id as u64, richness),
-                    )
-                }
-            }
-        });
+        let all = tensors(&container, by, choose);
+        Network::new(container.header().arch.clone(), all.collect())
+    }
+
+    /// The same, but of each tensor what `change` makes of it.
+    pub fn changed(
+        name: &str,
+        choose: impl Fn(Projection) -> Dtype,
+        change: impl Fn(Tensor) -> Option<Tensor>,
+    ) -> Network {
+        let (container, _guard) = crate::golden(name, Dtype::F16);
+        let all = tensors(&container, 0, choose);
+        Network::new(container.header().arch.clone(), all.filter_map(change).collect())
+    }
+
+    fn new(arch: Arch, tensors: Vec<Tensor>) -> Network {
         Network {
-            arch: container.header().arch.clone(),
+            arch,
             tensors: Arc::new(Watched {
-                tensors: MemoryTensors::new(all).unwrap(),
+                tensors: MemoryTensors::new(tensors).unwrap(),
                 read: Mutex::default(),
                 broken: Mutex::default(),
                 masks: Masks::default(),

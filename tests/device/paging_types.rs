@@ -222,3 +222,40 @@ fn after_a_fetch_that_failed_halfway_every_token_is_right() {
     }
     assert!(failures >= 4, "{failures} failures");
 }
+
+/// A layer that has no more experts than there are slots keeps all of them.
+#[test]
+fn layers_with_fewer_experts_stay_as_they_are() {
+    // Of 8 experts the first mixture has 5, the second 3.
+    let kept = |layer: &str| match layer {
+        "1" => 5,
+        "2" => 3,
+        _ => 8,
+    };
+    let network = Network::changed(
+        "qwen3_moe",
+        |_| Dtype::VbitRo,
+        |(name, dtype, shape, bytes)| {
+            let parts: Vec<&str> = name.split('.').collect();
+            let left = match parts[..] {
+                [_, _, layer, "mlp", "experts", expert, ..] if expert.parse::<u64>().unwrap() >= kept(layer) => {
+                    return None;
+                }
+                [_, _, layer, "mlp", "gate", "weight"] => kept(layer),
+                _ => return Some((name, dtype, shape, bytes)),
+            };
+            let bytes = bytes[..(left * shape[1] * 2) as usize].to_vec();
+            Some((name, dtype, vec![left, shape[1]], bytes))
+        },
+    );
+    let tokens = prompt("qwen3_moe");
+    let mut resident = network.paged(None);
+    for (slots, paged) in [(2, 3), (3, 2), (4, 2), (5, 1), (7, 1)] {
+        let mut session = network.paged(Some(slots));
+        assert_eq!(session.plan().paged.len(), paged);
+        for prefill in PREFILLS {
+            let [found, wanted] = [&mut session, &mut resident].map(|s| logits(s, &tokens, prefill).unwrap());
+            assert!(found == wanted, "{slots} slots, {prefill} in chunks");
+        }
+    }
+}
