@@ -9,11 +9,11 @@
 //! packed codes and their width, or in two words where its overlay entries begin and end. The entries lie behind the records,
 //! one word each, column in the low half and f16 value in the high one, by row and by column. They replace what the code
 //! plane holds at their places. No record says anything about another row, so that rows can be replaced where there is room.
-
+//!
 //! On the device a matrix takes what it takes in the file, or at most 2 % more (q1t 12 %, as a trit takes two bits), unless its
 //! rows are narrow: records are whole words, and packed codes whole vectors. The widest rows that take more, in columns:
 //! 1537 of f32, f16, bf16, q8_row and q8_2f, where they are no whole units; 160 of q4_block and q4_tiled; 256 of q4tp; 480 of
-//! q1; 1568 of q1s and 544 of q1t, without overlay entries; 1888 of vbit and 1376 of vbit_ro, if all have 3 bits. Only q4_block
+//! q1; 2656 of q1s and 2144 of q1t, without overlay entries; 1888 of vbit and 1376 of vbit_ro, if all have 3 bits. Only q4_block
 //! can have groups that straddle rows: such a matrix becomes f32, whose values are exactly the same.
 
 mod overlay;

@@ -290,8 +290,8 @@ fn no_rows_but_narrow_ones_take_more_than_that() {
         (Dtype::Q4Tiled, 160),
         (Dtype::Q4tp, 256),
         (Dtype::Q1, 480),
-        (Dtype::Q1s, 1568),
-        (Dtype::Q1t, 544),
+        (Dtype::Q1s, 2656),
+        (Dtype::Q1t, 2144),
         (Dtype::Vbit, 1888),
         (Dtype::VbitRo, 1376),
     ] {
