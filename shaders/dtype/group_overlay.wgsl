@@ -1,19 +1,19 @@
-// Units with an f16 scale each, and values that replace single weights. A row's record is the place of its first overlay
-// entry in `scales` and its halves, padded to whole words; the next record says where the entries end. An entry is a column
-// and, in the upper half, an f16; a row's entries ascend by column.
+// Units with an f16 scale each, and values that replace single weights. A row's record is where its overlay entries begin
+// and end in `scales`, and its halves, padded to whole words. An entry is a column and, in the upper half, an f16; a row's
+// entries ascend by column.
 const HAS_OVERLAY: bool = true;
 struct Row { code: u32, record: u32 }
 
-fn record_words() -> u32 { return 1u + ((params.units + 1u) >> 1u); }
+fn record_words() -> u32 { return 2u + ((params.units + 1u) >> 1u); }
 
 fn row_open(row: u32) -> Row { return Row(row * params.units, row * record_words()); }
 
 fn unit_scale(row: Row, unit: u32) -> f32 {
-    return half((scales[row.record + 1u + (unit >> 1u)] >> ((unit & 1u) * 16u)) & 0xffffu);
+    return half((scales[row.record + 2u + (unit >> 1u)] >> ((unit & 1u) * 16u)) & 0xffffu);
 }
 
 fn overlay_range(row: Row) -> vec2<u32> {
-    return vec2<u32>(scales[row.record], scales[row.record + record_words()]);
+    return vec2<u32>(scales[row.record], scales[row.record + 1u]);
 }
 
 fn overlay_col(entry: u32) -> u32 { return scales[entry] & 0xffffu; }

@@ -4,7 +4,7 @@ use super::answer::{OnText, rates, streamed, summary};
 use super::args::{self, LoadArgs, device_json, whole};
 use super::chat::{Chat, Settings, lines};
 use super::model;
-use super::output::Output;
+use super::output::{Output, size};
 use super::overlay::Wanted;
 use super::prompt::{self, Given, PromptArgs};
 use super::{Context, Outcome, Result, usage, verify};
@@ -381,11 +381,19 @@ fn report(engine: &Engine, answer: &Answer, sampling: &Sampling, out: &mut Outpu
         .iter()
         .for_each(|notice| out.note(format!("note: {notice}")));
     out.note(summary(answer));
+    let totals = engine.counters();
+    if let Some(slots) = engine.placement().expert_slots {
+        out.note(format!(
+            "experts, {slots} slots a layer: {} hits, {} misses, {} fetched",
+            totals.expert_hits,
+            totals.expert_misses,
+            size(totals.paged_bytes)
+        ));
+    }
     if !out.json {
         return Ok(());
     }
     let (prefill_rate, decode_rate) = rates(answer);
-    let totals = engine.counters();
     let skill = match engine.overlay() {
         Overlay::Skill(id) => Some(id.as_str()),
         Overlay::Backbone | Overlay::Blend(_) => None,
@@ -438,6 +446,7 @@ pub fn counters_json(decode: &Counters, runs: u64, totals: &Counters, placement:
         "upload_bytes": totals.upload_bytes,
         "peak_host_bytes": peak_host_bytes(totals, placement),
         "gpu_bytes": totals.gpu_bytes,
+        "expert_slots": placement.expert_slots,
         "expert_hits": totals.expert_hits,
         "expert_misses": totals.expert_misses,
         "paged_bytes": totals.paged_bytes,

@@ -5,15 +5,15 @@
 //! file packs tighter than a kernel can unpack are reordered, see [`pack`]. The repack loses nothing but the order of overlay
 //! entries and entries that a later one replaces.
 //!
-//! Where rows differ in what they hold, a row's record in the scale plane begins with a word that says where the rest is:
-//! the row's packed codes and their width, or its overlay entries. The entries lie behind the records, one word each,
-//! column in the low half and f16 value in the high one, by row and by column; the word behind the last record is where
-//! they end. They replace what the code plane holds at their places.
-
+//! Where rows differ in what they hold, a row's record in the scale plane begins with where the rest is: in a word the row's
+//! packed codes and their width, or in two words where its overlay entries begin and end. The entries lie behind the records,
+//! one word each, column in the low half and f16 value in the high one, by row and by column. They replace what the code
+//! plane holds at their places. No record says anything about another row, so that rows can be replaced where there is room.
+//!
 //! On the device a matrix takes what it takes in the file, or at most 2 % more (q1t 12 %, as a trit takes two bits), unless its
 //! rows are narrow: records are whole words, and packed codes whole vectors. The widest rows that take more, in columns:
 //! 1537 of f32, f16, bf16, q8_row and q8_2f, where they are no whole units; 160 of q4_block and q4_tiled; 256 of q4tp; 480 of
-//! q1; 1568 of q1s and 544 of q1t, without overlay entries; 1888 of vbit and 1376 of vbit_ro, if all have 3 bits. Only q4_block
+//! q1; 2656 of q1s and 2144 of q1t, without overlay entries; 1888 of vbit and 1376 of vbit_ro, if all have 3 bits. Only q4_block
 //! can have groups that straddle rows: such a matrix becomes f32, whose values are exactly the same.
 
 mod overlay;
@@ -181,7 +181,8 @@ pub struct Geometry {
     pub cols: usize,
     /// Stacked tensors.
     pub parts: usize,
-    /// What depends on what the rows hold: overlay entries, or vectors of 16 bytes of packed codes. 0 for other families.
+    /// What depends on what the rows hold: overlay entries, or vectors of 16 bytes of packed codes; with the room that is
+    /// left for more. 0 for other families.
     pub amount: usize,
 }
 
@@ -204,7 +205,8 @@ impl Geometry {
             Planes::I8 | Planes::I8Col => 2,
             Planes::Nib4 | Planes::Bits1 => halves,
             Planes::Nib4Ladder => 4 + (self.units() * 5).div_ceil(32) * 4,
-            Planes::Bits1Overlay | Planes::Bits2 | Planes::BitsN => 4 + halves,
+            Planes::BitsN => 4 + halves,
+            Planes::Bits1Overlay | Planes::Bits2 => 8 + halves,
         }
     }
 
@@ -222,9 +224,9 @@ impl Geometry {
         (self.rows * self.scale_row_bytes()).next_multiple_of(4) + part * self.units() * 64
     }
 
-    /// Where overlay entries begin in the scale plane; the word before says where they end.
+    /// Where overlay entries begin in the scale plane.
     pub fn overlay_offset(&self) -> usize {
-        self.rows * self.scale_row_bytes() + 4
+        self.rows * self.scale_row_bytes()
     }
 
     /// What the first word of the records counts from: the first overlay entry as a word of the scale plane, or the first

@@ -1,6 +1,6 @@
 //! A network on a device: planned, compared with the memory there is, uploaded, ready to run. No text here.
 
-use super::paging;
+use super::paging::{self, Fitted};
 use super::task::{self, Task};
 use crate::budget::available_memory;
 use crate::container::{Arch, TensorId, Tensors};
@@ -41,6 +41,8 @@ pub struct Placement {
     pub weight_bytes: u64,
     /// Bytes of caches, activations and state there.
     pub buffer_bytes: u64,
+    /// Most experts of a layer that are there at a time; `None`: all are.
+    pub expert_slots: Option<usize>,
     /// Positions of the context.
     pub ctx: u32,
 }
@@ -59,6 +61,8 @@ pub struct Placed {
     pub(super) task: Task,
     device: Option<Arc<Device>>,
     options: LoadOptions,
+    /// Most bytes that the plan may take, where the device did not give more.
+    room: Option<u64>,
 }
 
 impl Placed {
@@ -102,44 +106,55 @@ impl Placed {
         progress: LoadProgress,
     ) -> Result<Placed> {
         let Network { model, ctx } = network;
-        let planned = |drafts| {
+        let fitted = |drafts, room| {
             let all = PlanOptions {
                 drafts,
                 ..plan_options(options, device.as_deref(), ctx)
             };
-            paging::fitted(&model, &*tensors, &all, device.is_some(), &|plan| {
-                check_budget(options, device.as_deref(), plan)
-            })
+            fitted(&model, &*tensors, &all, (options, device.as_deref(), room))
         };
-        let ((plan, paged), undrafted) = match (drafts(options, &model)?, options.speculation) {
-            // Nobody asked for drafts: what has no room for them runs without.
-            (drafts, Speculation::Auto) if drafts != 0 => match planned(drafts) {
-                Ok(plan) => (plan, None),
-                Err(err) => (
-                    planned(0)?,
-                    Some(format!("the draft head is not used: {}", err.message)),
-                ),
-            },
-            (drafts, _) => (planned(drafts)?, None),
+        let (wanted, mut given, mut undrafted) = (drafts(options, &model)?, None, None);
+        let planned = |room| {
+            (given, undrafted) = (room, None);
+            match fitted(wanted, room) {
+                // Nobody asked for drafts: what has no room for them runs without.
+                Err(err) if wanted != 0 && options.speculation == Speculation::Auto => {
+                    undrafted = Some(format!("the draft head is not used: {}", err.message));
+                    fitted(0, room)
+                }
+                other => other,
+            }
         };
         let mask = task::chosen(&model.masks, &options.task)?;
-        let plan = Arc::new(plan.with_mask(mask)?);
-        let mut task = Task::default();
-        let of_task = task.enter(mask, &plan);
-        let widened = program::widened_notice(&plan.widened(&*tensors)).filter(|_| device.is_some());
         let mut upload = |done, total| match progress(done, total) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
         };
-        let executor: Box<dyn Executor> = match &device {
-            Some(device) => {
-                let mut executor = GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut upload)?;
-                if !plan.paged.is_empty() {
-                    executor.page_from(tensors)?;
+        let realise = |plan: &Plan| -> Result<(Arc<Plan>, Box<dyn Executor>)> {
+            let plan = Arc::new(plan.with_mask(mask)?);
+            let executor: Box<dyn Executor> = match &device {
+                Some(device) => {
+                    let mut executor = GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut upload)?;
+                    if !plan.paged.is_empty() {
+                        executor.page_from(tensors.clone())?;
+                    }
+                    Box::new(executor)
                 }
-                Box::new(executor)
-            }
-            None => Box::new(HostExecutor::new(plan.clone(), tensors)?),
+                None => Box::new(HostExecutor::new(plan.clone(), tensors.clone())?),
+            };
+            Ok((plan, executor))
+        };
+        let (fitted, (plan, executor)) = paging::settled(planned, realise)?;
+        let mut task = Task::default();
+        let of_task = task.enter(mask, &plan);
+        let widened = program::widened_notice(&plan.widened(&*tensors)).filter(|_| device.is_some());
+        let unlimited = match (&device, options.vram_mb) {
+            (None, Some(_)) => Some(
+                "--vram-mb limits the caches and buffers of the CPU reference; its weights stay in the file, and no expert is \
+                 fetched"
+                    .to_string(),
+            ),
+            _ => None,
         };
         let placement = Placement {
             name: device
@@ -153,12 +168,14 @@ impl Placed {
                 .chain(notice)
                 .chain(undrafted)
                 .chain(of_task)
-                .chain(paged)
+                .chain(fitted.notice())
+                .chain(unlimited)
                 .chain(widened)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),
             buffer_bytes: plan.buffer_bytes(),
+            expert_slots: fitted.experts.map(|[slots, _]| slots),
             ctx,
         };
         let mut session = Session::new(plan, executor);
@@ -172,6 +189,7 @@ impl Placed {
             task,
             device,
             options: options.clone(),
+            room: given,
         })
     }
 
@@ -195,15 +213,14 @@ impl Placed {
             ..plan_options(&self.options, device, before.ctx)
         };
         let mask = task::chosen(&model.masks, task)?;
-        let (plan, _) = paging::fitted(&model, &*tensors, &all, device.is_some(), &|plan| {
-            check_budget(&self.options, device, plan)
-        })?;
-        let plan = Arc::new(plan.with_mask(mask)?);
+        let fitted = fitted(&model, &*tensors, &all, (&self.options, device, self.room))?;
+        let plan = Arc::new(fitted.plan.with_mask(mask)?);
         let next = plan.clone();
         self.session
             .change(next, |executor| executor.replace(plan, tensors, changed))?;
         self.placement.weight_bytes = self.session.plan().weight_bytes();
         self.placement.buffer_bytes = self.session.plan().buffer_bytes();
+        self.placement.expert_slots = fitted.experts.map(|[slots, _]| slots);
         let notice = self.task.enter(mask, self.session.plan());
         self.model = model;
         Ok(notice)
@@ -324,11 +341,12 @@ pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Res
         drafts: drafts(options, &model)?,
         ..plan_options_for(options, true, MAX_BINDING, ctx)
     };
-    let (plan, paged) = paging::fitted(&model, tensors, &all, true, &|plan| {
+    let fitted = paging::fitted(&model, tensors, &all, true, options.vram_mb, &|plan| {
         check_limit(options, plan.weight_bytes(), plan)
     })?;
+    let paged = fitted.notice();
     let mask = task::chosen(&model.masks, &options.task)?;
-    let plan = plan.with_mask(mask)?;
+    let plan = fitted.plan.with_mask(mask)?;
     let mut entered = Task::default();
     let notice = task::together(paged, entered.enter(mask, &plan));
     Ok(Planned {
@@ -336,6 +354,26 @@ pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Res
         plan,
         task: entered.active,
         notice,
+    })
+}
+
+/// The plan that the options and the device have memory for; of the device no more than `room` bytes.
+fn fitted(
+    model: &Model,
+    tensors: &dyn Tensors,
+    all: &PlanOptions,
+    (options, device, room): (&LoadOptions, Option<&Device>, Option<u64>),
+) -> Result<Fitted> {
+    paging::fitted(model, tensors, all, device.is_some(), options.vram_mb, &|plan| {
+        let need = plan.weight_bytes() + plan.buffer_bytes();
+        if room.is_some_and(|room| need > room) {
+            bail!(
+                OutOfMemory,
+                "the plan needs {} MiB, more than the device has left",
+                mib(need)
+            );
+        }
+        check_budget(options, device, plan)
     })
 }
 

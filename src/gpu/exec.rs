@@ -157,12 +157,10 @@ impl GpuExecutor {
     ///
     /// Errors: what the tables' tensors have wrong with them.
     pub fn page_from(&mut self, tensors: Arc<dyn Tensors>) -> Result<()> {
-        self.pager = Some(Pager::new(
-            &self.device,
-            self.plan.clone(),
-            self.matrices.clone(),
-            tensors,
-        )?);
+        let (device, plan) = (&self.device, self.plan.clone());
+        let mut pager = Pager::new(device, plan.clone(), self.matrices.clone(), tensors)?;
+        pager.follow(device, &self.buffers, plan, &mut self.counters)?;
+        self.pager = Some(pager);
         Ok(())
     }
 
@@ -196,10 +194,13 @@ impl GpuExecutor {
             let wanted = pager.wanted(&self.device, &self.buffers, &pause, encoder)?;
             self.counters.readback_bytes += pager.count_bytes(&pause);
             let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
+            if pause.once && rounds > 1 {
+                bail!(Usage, "a token wants more experts at once than there are slots for");
+            }
             for round in 0..rounds {
-                for (&bank, groups) in pause.banks.iter().zip(&wanted) {
+                for (waiting, groups) in pause.banks.iter().zip(&wanted) {
                     if let Some(members) = groups.get(round) {
-                        pager.hold(&self.device, &self.buffers, bank, members, &mut self.counters)?;
+                        pager.hold(&self.device, &self.buffers, waiting.bank, members, &mut self.counters)?;
                     }
                 }
                 // The last group's steps are those that follow anyway.
@@ -285,7 +286,7 @@ impl GpuExecutor {
         self.weight_bytes = Which::ALL.map(|which| self.plan.weight_bytes_read(which));
         self.kv_reads = Which::ALL.map(|which| self.plan.kv_reads(which));
         if let Some(pager) = &mut self.pager {
-            pager.follow(&self.plan);
+            pager.follow(&self.device, &self.buffers, self.plan.clone(), &mut self.counters)?;
         }
         let plan = self.plan.clone();
         plan.lists

@@ -7,6 +7,7 @@ use crate::dtype::planes::{Planes, Source};
 use crate::error::{Result, bail};
 use crate::program::{Fill, Matrix, Run, Segment, Vector, sources};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Bytes of one staging buffer. Two of them and one block of host memory are all that an upload takes.
 const RING_BYTES: usize = 4 << 20;
@@ -170,32 +171,18 @@ fn upload_segment(
     };
     // Whole words of 2-byte scales need an even number of rows.
     let block = (RING_BYTES / 2 / (code_row + scale_row) / 32 * 32).max(2);
-    let mut codes_at = 0;
-    let mut lead = geometry.first_lead();
-    for first in (0..geometry.rows).step_by(block) {
-        let rows = (first + block).min(geometry.rows) - first;
-        let pieces = pieces(&segment.runs, first..first + rows, sources, &mut lead);
+    for rows in blocks(segment, sources, block) {
+        let pieces = pieces(&segment.runs, rows.clone(), sources, geometry.first_lead());
+        let codes_at = codes_at(segment, &pieces, rows.start) as u64;
         let bytes = pieces.iter().map(|piece| piece.code_bytes).sum();
-        ring.put(&to.buffer, codes_at, bytes, |out| {
-            fill(
-                &pieces,
-                out,
-                |piece| piece.code_bytes,
-                |piece, out| sources[piece.part].codes(piece.rows.clone(), out),
-            )
-        })?;
-        codes_at += bytes as u64;
+        ring.put(&to.buffer, codes_at, bytes, |out| codes(&pieces, sources, out))?;
         if scale_row != 0 {
-            let at = to.scales_at + (first * scale_row) as u64;
-            ring.put(&to.buffer, at, (rows * scale_row).next_multiple_of(4), |out| {
-                let (data, padding) = out.split_at_mut(rows * scale_row);
+            let at = to.scales_at + (rows.start * scale_row) as u64;
+            let bytes = rows.len() * scale_row;
+            ring.put(&to.buffer, at, bytes.next_multiple_of(4), |out| {
+                let (data, padding) = out.split_at_mut(bytes);
                 padding.fill(0);
-                fill(
-                    &pieces,
-                    data,
-                    |piece| piece.rows.len() * scale_row,
-                    |piece, out| sources[piece.part].row_scales(piece.rows.clone(), piece.lead, out),
-                )
+                scales(&pieces, sources, scale_row, data)
             })?;
         }
         release(&pieces);
@@ -207,15 +194,53 @@ fn upload_segment(
         }
     }
     if geometry.planes.has_overlay() {
-        upload_overlay(ring, segment, to, sources, lead)?;
+        upload_overlay(ring, segment, to, sources)?;
     }
     Ok(())
 }
 
-/// Sends other rows to run number `run` of a segment whose rows are all of one size: those from `first` on of `source`, less
-/// the rows of earlier segments. What is submitted later sees them. Returns how many bytes that were.
+/// The rows of a segment by and by, at most so many at a time. Behind a run that leaves room the codes of the next begin
+/// elsewhere.
+fn blocks(segment: &Segment, sources: &[Source], most: usize) -> Vec<Range<usize>> {
+    let mut blocks = Vec::new();
+    let mut send = |rows: Range<usize>| {
+        let firsts = rows.clone().step_by(most);
+        blocks.extend(firsts.map(|first| first..(first + most).min(rows.end)));
+    };
+    let (mut from, mut at) = (0, 0);
+    for run in &segment.runs {
+        at += run.rows.len();
+        if sources[run.part].amount(run.rows.clone()) != run.room {
+            send(from..at);
+            from = at;
+        }
+    }
+    send(from..at);
+    blocks
+}
+
+/// Where the codes of pieces go whose first row is stored row `first`.
+fn codes_at(segment: &Segment, pieces: &[Piece], first: usize) -> usize {
+    match segment.geometry.planes {
+        Planes::BitsN => pieces.first().map_or(0, |piece| piece.lead * 16),
+        _ => first * segment.geometry.code_row_bytes(),
+    }
+}
+
+fn codes(pieces: &[Piece], sources: &[Source], out: &mut [u8]) -> Result<()> {
+    let of = |piece: &Piece, out: &mut [u8]| sources[piece.part].codes(piece.rows.clone(), out);
+    fill(pieces, out, |piece| piece.code_bytes, of)
+}
+
+fn scales(pieces: &[Piece], sources: &[Source], scale_row: usize, out: &mut [u8]) -> Result<()> {
+    let of = |piece: &Piece, out: &mut [u8]| sources[piece.part].row_scales(piece.rows.clone(), piece.lead, out);
+    fill(pieces, out, |piece| piece.rows.len() * scale_row, of)
+}
+
+/// Sends other rows to run number `run` of a segment: those from `first` on of `source`, less the rows of earlier segments.
+/// What is submitted later sees them. Returns how many bytes that were.
 ///
-/// Errors: what the payload has wrong with it.
+/// Errors: what the payload has wrong with it, `Bounds` for rows that hold more than there is room for.
 pub fn replace(
     device: &Device,
     segment: &Segment,
@@ -225,11 +250,27 @@ pub fn replace(
     first: usize,
 ) -> Result<u64> {
     let geometry = segment.geometry;
-    let Some(rows) = segment.runs.get(run).map(|run| run.rows.len()) else {
+    let Some(here) = segment.runs.get(run) else {
         bail!(Usage, "no run {run} of {}", segment.runs.len());
     };
-    let at: usize = segment.runs[..run].iter().map(|run| run.rows.len()).sum();
-    let begin = first + segment.row0 as usize;
+    let (at, room) = segment.before(run);
+    let (rows, begin) = (here.rows.len(), first + segment.row0 as usize);
+    let amount = source.amount(begin..begin + rows);
+    if amount > here.room {
+        bail!(
+            Bounds,
+            "{rows} rows that vary need room for {amount}, there is room for {}",
+            here.room
+        );
+    }
+    let sources = std::slice::from_ref(source);
+    let moved = Run {
+        part: 0,
+        rows: begin..begin + rows,
+        room: here.room,
+    };
+    let lead = geometry.first_lead() + room;
+    let pieces = pieces(std::slice::from_ref(&moved), 0..rows, sources, lead);
     let mut sent = 0;
     let mut send = |offset: usize, bytes: &[u8]| {
         if !bytes.is_empty() {
@@ -237,49 +278,45 @@ pub fn replace(
             sent += bytes.len() as u64;
         }
     };
-    let code_row = geometry.code_row_bytes();
-    let mut codes = vec![0; rows * code_row];
-    codes
-        .par_chunks_mut((TASK_ROWS * code_row).max(1))
-        .enumerate()
-        .try_for_each(|(i, out)| {
-            let first = begin + i * TASK_ROWS;
-            source.codes(first..first + out.len() / code_row, out)
-        })?;
-    send(at * code_row, &codes);
+    let mut bytes = vec![0; pieces.iter().map(|piece| piece.code_bytes).sum()];
+    codes(&pieces, sources, &mut bytes)?;
+    send(codes_at(segment, &pieces, at), &bytes);
     let scale_row = geometry.scale_row_bytes();
-    let mut scales = vec![0; rows * scale_row];
-    source.row_scales(begin..begin + rows, 0, &mut scales)?;
+    let mut bytes = vec![0; rows * scale_row];
+    scales(&pieces, sources, scale_row, &mut bytes)?;
     let scales_at = to.scales_at as usize;
-    send(scales_at + at * scale_row, &scales);
+    send(scales_at + at * scale_row, &bytes);
     if geometry.planes == Planes::I8Col {
         let mut scales = vec![0; geometry.units() * 64];
         source.col_scales(&mut scales)?;
         send(scales_at + geometry.col_scale_offset(run), &scales);
     }
+    if geometry.planes.has_overlay() {
+        let mut entries = Vec::with_capacity(amount * 4);
+        moved
+            .rows
+            .clone()
+            .try_for_each(|row| source.overlay(row, &mut entries))?;
+        send(scales_at + lead * 4, &entries);
+    }
     Ok(sent)
 }
 
-/// Sends the word that says where overlay entries end, and the entries.
-fn upload_overlay(
-    ring: &mut Ring,
-    segment: &Segment,
-    to: &SegmentBuffer,
-    sources: &[Source],
-    end: usize,
-) -> Result<()> {
-    let mut at = to.scales_at + segment.geometry.overlay_offset() as u64 - 4;
-    let mut bytes = (end as u32).to_le_bytes().to_vec();
-    let mut send = |bytes: &mut Vec<u8>| {
-        let sent = ring.put(&to.buffer, at, bytes.len(), |out| {
-            out.copy_from_slice(bytes);
-            Ok(())
-        });
-        at += bytes.len() as u64;
-        bytes.clear();
-        sent
-    };
+/// Sends overlay entries.
+fn upload_overlay(ring: &mut Ring, segment: &Segment, to: &SegmentBuffer, sources: &[Source]) -> Result<()> {
+    let mut lead = segment.geometry.first_lead();
+    let mut bytes = Vec::new();
     for run in &segment.runs {
+        let mut at = to.scales_at + lead as u64 * 4;
+        let mut send = |bytes: &mut Vec<u8>| {
+            let sent = ring.put(&to.buffer, at, bytes.len(), |out| {
+                out.copy_from_slice(bytes);
+                Ok(())
+            });
+            at += bytes.len() as u64;
+            bytes.clear();
+            sent
+        };
         for row in run.rows.clone() {
             // A row has at most one entry a column.
             sources[run.part].overlay(row, &mut bytes)?;
@@ -287,21 +324,25 @@ fn upload_overlay(
                 send(&mut bytes)?;
             }
         }
+        if !bytes.is_empty() {
+            send(&mut bytes)?;
+        }
+        lead += run.room;
     }
-    send(&mut bytes)
+    Ok(())
 }
 
 /// A few rows that one task repacks.
 struct Piece {
     part: usize,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     code_bytes: usize,
     /// What its first row's record begins with, where rows vary.
     lead: usize,
 }
 
-/// The stored rows `range` of some runs. `lead` counts on from piece to piece.
-fn pieces(runs: &[Run], range: std::ops::Range<usize>, sources: &[Source], lead: &mut usize) -> Vec<Piece> {
+/// The stored rows `range` of some runs, of which the first counts from `lead`.
+fn pieces(runs: &[Run], range: Range<usize>, sources: &[Source], mut lead: usize) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = 0;
     for run in runs {
@@ -313,12 +354,12 @@ fn pieces(runs: &[Run], range: std::ops::Range<usize>, sources: &[Source], lead:
             pieces.push(Piece {
                 part: run.part,
                 code_bytes: source.code_bytes(rows.clone()),
-                lead: *lead,
-                rows: rows.clone(),
+                lead: lead + source.amount(run.rows.start..start),
+                rows,
             });
-            *lead += source.amount(rows);
         }
         at += run.rows.len();
+        lead += run.room;
     }
     pieces
 }

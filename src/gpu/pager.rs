@@ -7,7 +7,7 @@ use super::memory::{self, SegmentBuffer};
 use super::probe::read_words;
 use crate::container::Tensors;
 use crate::error::{Result, bail};
-use crate::program::{ABSENT, BufferId, Counters, Paged, Pause, Plan, Which, sources};
+use crate::program::{ABSENT, BufferId, Content, Counters, Paged, Pause, Plan, Waiting, Which, source};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ const HEADER: usize = 8;
 
 /// What one bank holds.
 struct Bank {
-    /// For each slot the member that is in it, and when that was last wanted.
-    slots: Vec<(usize, u64)>,
+    /// For each slot the member that is in it, if one is there as a whole, and when that was last wanted.
+    slots: Vec<(Option<usize>, u64)>,
     /// For each member its slot.
     slot_of: Vec<Option<usize>>,
-    /// The table of experts, as the device has it.
+    /// The table of experts without a mask.
     table: Vec<u32>,
 }
 
@@ -38,7 +38,9 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// What the banks hold after the upload of a plan. Errors: what the tables' tensors have wrong with them.
+    /// What the banks hold after the upload of a plan, which is to be followed then.
+    ///
+    /// Errors: what the tables' tensors have wrong with them.
     pub fn new(
         device: &Device,
         plan: Arc<Plan>,
@@ -48,11 +50,13 @@ impl Pager {
         let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
         let through = |experts: usize| memory::buffer(device, "read.counts", experts as u64 * 4, usage);
         let bank = |paged: &Paged| -> Result<Bank> {
-            let Some(table) = plan.buffers.get(paged.table) else {
-                bail!(Usage, "the plan has no buffer {}", paged.table);
+            // Those of other visits say the same.
+            let table = paged.tables.first().and_then(|table| plan.buffers.get(table.buffer));
+            let Some(table) = table else {
+                bail!(Usage, "a bank without a table");
             };
             Ok(Bank {
-                slots: (0..paged.slots).map(|member| (member, 0)).collect(),
+                slots: (0..paged.slots).map(|member| (Some(member), 0)).collect(),
                 slot_of: (0..paged.members.len())
                     .map(|member| (member < paged.slots).then_some(member))
                     .collect(),
@@ -74,9 +78,31 @@ impl Pager {
         })
     }
 
-    /// Takes over which steps run, of a plan with the same banks.
-    pub fn follow(&mut self, plan: &Plan) {
-        self.pauses = pauses(plan);
+    /// Takes over which steps run and which experts may be chosen, of a plan with the same banks.
+    ///
+    /// Errors: the device's.
+    pub fn follow(
+        &mut self,
+        device: &Device,
+        buffers: &[wgpu::Buffer],
+        plan: Arc<Plan>,
+        counters: &mut Counters,
+    ) -> Result<()> {
+        self.pauses = pauses(&plan);
+        self.plan = plan;
+        (0..self.banks.len()).for_each(|bank| self.write_tables(device, buffers, bank, counters));
+        device.check()
+    }
+
+    /// Sends where a bank's experts are.
+    fn write_tables(&self, device: &Device, buffers: &[wgpu::Buffer], bank: usize, counters: &mut Counters) {
+        let content = Content::Table(self.banks[bank].table.clone());
+        for table in &self.plan.paged[bank].tables {
+            let words = content.words(&|expert| table.allows(expert));
+            let to = &buffers[table.buffer];
+            device.queue.write_buffer(to, 0, bytemuck::cast_slice(&words));
+            counters.write_buffer_calls += 1;
+        }
     }
 
     /// Where a program waits for experts.
@@ -85,7 +111,8 @@ impl Pager {
     }
 
     /// The members that a pause's banks have to hold after what `encoder` does, which is submitted: one list of groups for
-    /// each bank, each group as large as fits at most. Those that are there come first.
+    /// each bank, each group as large as fits at most. Those that are there come first. An expert that a mask forbids is
+    /// never among them: it is chosen only where the mask leaves fewer than a token takes, and with a weight of zero.
     ///
     /// Errors: the device's.
     pub fn wanted(
@@ -103,11 +130,12 @@ impl Pager {
         let counts = read_words(device, through, submission)?;
         let changed: Vec<bool> = before.iter().zip(&counts).map(|(a, b)| a != b).collect();
         *before = counts;
-        let groups = |&bank: &usize| {
+        let groups = |&Waiting { bank, table }: &Waiting| {
             let (paged, held) = (&self.plan.paged[bank], &self.banks[bank]);
             let members = paged.members.iter().enumerate();
+            let is_wanted = |expert| changed.get(expert) == Some(&true) && paged.tables[table].allows(expert);
             let mut wanted: Vec<usize> = members
-                .filter(|(_, member)| changed.get(member.expert) == Some(&true))
+                .filter(|(_, member)| is_wanted(member.expert))
                 .map(|(member, _)| member)
                 .collect();
             wanted.sort_by_key(|&member| held.slot_of[member].is_none());
@@ -123,7 +151,7 @@ impl Pager {
 
     /// Makes a bank hold these members, no more than it has slots. What the device computes later sees them.
     ///
-    /// Errors: what their tensors have wrong with them.
+    /// Errors: what their tensors have wrong with them. After one the bank holds what is there as a whole.
     pub fn hold(
         &mut self,
         device: &Device,
@@ -146,33 +174,52 @@ impl Pager {
         if missing.is_empty() {
             return Ok(());
         }
-        for member in missing {
-            let held = &self.banks[bank];
-            let oldest = held.slots.iter().enumerate().min_by_key(|(_, (_, used))| *used);
-            let Some((slot, &(leaving, used))) = oldest else {
-                bail!(Usage, "a bank without slots");
-            };
-            if used == now {
-                bail!(Usage, "{} experts for {} slots", members.len(), held.slots.len());
-            }
-            counters.paged_bytes += self.fetch(device, bank, slot, member)?;
-            let paged = &self.plan.paged[bank];
-            let held = &mut self.banks[bank];
-            held.slots[slot] = (member, now);
-            held.slot_of[leaving] = None;
-            held.slot_of[member] = Some(slot);
-            for (member, place) in [(leaving, ABSENT), (member, slot as u32)] {
-                let at = HEADER + 2 * paged.members[member].expert;
-                if let Some(word) = held.table.get_mut(at) {
-                    *word = place;
-                }
-            }
-        }
-        let table = &self.banks[bank].table;
-        let to = &buffers[self.plan.paged[bank].table];
-        device.queue.write_buffer(to, 0, bytemuck::cast_slice(table));
-        counters.write_buffer_calls += 1;
+        let fetched = missing
+            .into_iter()
+            .try_for_each(|member| self.bring(device, bank, member, counters));
+        self.write_tables(device, buffers, bank, counters);
+        fetched?;
         device.check()
+    }
+
+    /// Gives a slot to a member that is not there. The tables on the device are behind then.
+    fn bring(&mut self, device: &Device, bank: usize, member: usize, counters: &mut Counters) -> Result<()> {
+        let Paged {
+            tables, members: all, ..
+        } = &self.plan.paged[bank];
+        let held = &self.banks[bank];
+        // What the mask in force never wants leaves first.
+        let is_of_use = |member: usize| tables.iter().any(|table| table.allows(all[member].expert));
+        let slots = held.slots.iter().enumerate();
+        let oldest = slots.min_by_key(|(_, (member, used))| (member.is_some_and(is_of_use), *used));
+        let Some((slot, &(leaving, used))) = oldest else {
+            bail!(Usage, "a bank without slots");
+        };
+        if used == self.now {
+            bail!(
+                Usage,
+                "more experts are wanted at once than {} slots hold",
+                held.slots.len()
+            );
+        }
+        let place = |held: &mut Bank, member: usize, slot: Option<usize>| {
+            held.slot_of[member] = slot;
+            if let Some(word) = held.table.get_mut(HEADER + 2 * all[member].expert) {
+                *word = slot.map_or(ABSENT, |slot| slot as u32);
+            }
+        };
+        // Until all of it has come there is nothing.
+        let held = &mut self.banks[bank];
+        held.slots[slot] = (None, 0);
+        if let Some(leaving) = leaving {
+            place(held, leaving, None);
+        }
+        let bytes = self.fetch(device, bank, slot, member)?;
+        counters.paged_bytes += bytes;
+        let held = &mut self.banks[bank];
+        held.slots[slot] = (Some(member), self.now);
+        place(held, member, Some(slot));
+        Ok(())
     }
 
     /// Sends a member's weights to a slot; returns how many bytes that were.
@@ -185,10 +232,9 @@ impl Pager {
         let mut bytes = 0;
         for (id, run, part) in runs {
             let slice = paged.members[member].parts[part];
-            for source in sources(matrix(id).planes, &[slice.tensor], &*self.tensors)? {
-                for (segment, to) in matrix(id).segments.iter().zip(&self.matrices[id]) {
-                    bytes += memory::replace(device, segment, to, run, &source, slice.first)?;
-                }
+            let source = source(matrix(id).planes, slice.tensor, &*self.tensors)?;
+            for (segment, to) in matrix(id).segments.iter().zip(&self.matrices[id]) {
+                bytes += memory::replace(device, segment, to, run, &source, slice.first)?;
             }
             self.tensors.release(slice.tensor);
         }

@@ -54,7 +54,8 @@ impl GpuExecutor {
             .iter()
             .flat_map(|paged| [paged.gate_up, paged.down])
             .collect();
-        let tables: HashSet<BufferId> = plan.paged.iter().map(|paged| paged.table).collect();
+        let tables = plan.paged.iter().flat_map(|paged| &paged.tables);
+        let tables: HashSet<BufferId> = tables.map(|table| table.buffer).collect();
         let of_matrix = |i: MatrixId, matrix: &Matrix| banks.contains(&i) || matrix.parts.iter().any(is_changed);
         let of_vector = |vector: &Vector| vector.pieces.iter().any(|piece| piece.tensor.iter().any(is_changed));
         let of_fill = |i: BufferId, fill: &Fill| {

@@ -5,13 +5,14 @@
 //! projection. Segments are cut across all experts at the same rows, so that a sum over experts is never split.
 
 use super::build::Builder;
-use super::weights::sources;
-use super::{Matrix, Member, Run, Segment};
+use super::{Matrix, Measured, Member, Run, Segment};
 use crate::container::{TensorId, Tensors};
-use crate::dtype::planes::{Geometry, Planes, Source};
+use crate::dtype::planes::{Geometry, Planes};
 use crate::error::{Result, bail};
 use crate::model::{Ffn, GateUp, Moe};
+use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Rows at which segments are cut.
 const GRANULE: usize = 8;
@@ -94,6 +95,15 @@ fn gate_and_up(ffn: &Ffn) -> [Slice; 2] {
     [gate, up].map(|(tensor, first)| Slice { tensor, first, rows })
 }
 
+/// The rows of the down projection, so many.
+fn down_of(ffn: &Ffn, rows: usize) -> Slice {
+    Slice {
+        tensor: ffn.down.weight,
+        first: 0,
+        rows,
+    }
+}
+
 /// Lays the experts of a layer out. Errors: `UnsupportedTensorType`, and `OutOfMemory` when not even a few rows of all experts
 /// fit into a binding.
 pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Result<Banks> {
@@ -119,29 +129,42 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
             pageable(planes, hidden, width, moe.top_k, resident.len(), &label("gate_up"))?;
             pageable(down_planes, width, hidden, moe.top_k, resident.len(), &label("down"))?;
         }
-        let experts = || resident.iter().filter_map(|&i| moe.experts.get(i));
-        let gates = experts().map(|expert| gate_and_up(expert)[0]);
-        let ups = experts().map(|expert| gate_and_up(expert)[1]);
-        let slices: Vec<_> = gates.chain(ups).collect();
-        let mut first: &[Slice] = &[];
+        let gates_and_ups = |experts: &[usize]| -> Vec<Slice> {
+            let experts = || experts.iter().filter_map(|&i| moe.experts.get(i));
+            let gates = experts().map(|expert| gate_and_up(expert)[0]);
+            let ups = experts().map(|expert| gate_and_up(expert)[1]);
+            gates.chain(ups).collect()
+        };
+        let downs = |experts: &[usize]| -> Vec<Slice> {
+            let experts = experts.iter().filter_map(|&i| moe.experts.get(i));
+            experts.map(|expert| down_of(expert, hidden)).collect()
+        };
+        let others = if is_paged { &members[..] } else { &[] };
+        let (cut, pool) = (gates_and_ups(resident), gates_and_ups(others));
+        let mut stack = Stack {
+            first: &[],
+            cut: &cut,
+            pool: &pool,
+        };
         if let Some((shared_planes, both)) = &shared
             && *shared_planes == planes
         {
-            let all = Slices::open(planes, hidden, both, &slices, b.tensors)?;
+            let with_shared = Stack { first: both, ..stack };
+            let all = Slices::open(planes, hidden, with_shared, b.tensors, b.measured)?;
             if all.fits(0..all.height(), limit) {
-                first = both;
+                stack = with_shared;
             }
         }
-        let gate_up = Matrix::sliced(label("gate_up"), (planes, hidden), first, &slices, b.tensors, limit)?;
-        let has_shared = !first.is_empty();
-        let downs: Vec<_> = experts()
-            .map(|expert| Slice {
-                tensor: expert.down.weight,
-                first: 0,
-                rows: hidden,
-            })
-            .collect();
-        let down = Matrix::sliced(label("down"), (down_planes, width), &[], &downs, b.tensors, limit)?;
+        let matrix = |label, of, stack| Matrix::sliced(label, of, stack, (b.tensors, b.measured), limit);
+        let gate_up = matrix(label("gate_up"), (planes, hidden), stack)?;
+        let has_shared = !stack.first.is_empty();
+        let (cut, pool) = (downs(resident), downs(others));
+        let stack = Stack {
+            first: &[],
+            cut: &cut,
+            pool: &pool,
+        };
+        let down = matrix(label("down"), (down_planes, width), stack)?;
         if has_shared {
             shared = None;
         }
@@ -157,14 +180,9 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
             members: all
                 .map(|(expert, ffn)| {
                     let [gate, up] = gate_and_up(ffn);
-                    let down = Slice {
-                        tensor: ffn.down.weight,
-                        first: 0,
-                        rows: hidden,
-                    };
                     Member {
                         expert,
-                        parts: [gate, up, down],
+                        parts: [gate, up, down_of(ffn, hidden)],
                     }
                 })
                 .collect(),
@@ -176,7 +194,13 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
     let shared = match shared {
         Some((planes, both)) => {
             let label = name("shared.gate_up");
-            Some(Matrix::sliced(label, (planes, hidden), &[], &both, b.tensors, limit)?)
+            let stack = Stack {
+                first: &[],
+                cut: &both,
+                pool: &[],
+            };
+            let tensors = (b.tensors, b.measured);
+            Some(Matrix::sliced(label, (planes, hidden), stack, tensors, limit)?)
         }
         None => None,
     };
@@ -185,8 +209,8 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
 
 /// Whether single experts of a layout, each so many rows, can be replaced in a bank with so many slots.
 ///
-/// Errors: `OutOfMemory` for fewer slots than a token takes experts, `UnsupportedTensorType` for layouts whose rows vary in
-/// size, or whose scales end within a word.
+/// Errors: `OutOfMemory` for fewer slots than a token takes experts, `UnsupportedTensorType` for experts whose scales end
+/// within a word.
 fn pageable(planes: Planes, cols: usize, rows: usize, top_k: usize, slots: usize, label: &str) -> Result<()> {
     if slots < top_k {
         bail!(OutOfMemory, "{label}: {slots} slots for experts, a token takes {top_k}");
@@ -199,72 +223,87 @@ fn pageable(planes: Planes, cols: usize, rows: usize, top_k: usize, slots: usize
         amount: 0,
     };
     // A copy begins and ends at whole words.
-    if planes.varies() || !(rows * geometry.scale_row_bytes()).is_multiple_of(4) {
+    if !(rows * geometry.scale_row_bytes()).is_multiple_of(4) {
         bail!(
             UnsupportedTensorType,
-            "{label}: experts in this type cannot be fetched one by one"
+            "{label}: experts of {rows} rows in this type cannot be fetched one by one"
         );
     }
     Ok(())
+}
+
+/// Slices that make a matrix.
+#[derive(Clone, Copy)]
+pub struct Stack<'a> {
+    /// Those that come first, whole.
+    pub first: &'a [Slice],
+    /// Those that come then, which are equally high and of which each segment has the same rows.
+    pub cut: &'a [Slice],
+    /// Those that may take the place of one that is cut, for which there has to be room.
+    pub pool: &'a [Slice],
 }
 
 /// Slices of several tensors, as a plan looks at them.
 struct Slices<'a> {
     planes: Planes,
     cols: usize,
-    first: &'a [Slice],
-    cut: &'a [Slice],
+    stack: Stack<'a>,
     /// Only families whose rows vary make the plan look at what tensors hold.
-    sources: Vec<Source<'a>>,
+    starts: HashMap<TensorId, Rc<[u32]>>,
 }
 
 impl<'a> Slices<'a> {
     fn open(
         planes: Planes,
         cols: usize,
-        first: &'a [Slice],
-        cut: &'a [Slice],
-        tensors: &'a dyn Tensors,
+        stack: Stack<'a>,
+        tensors: &dyn Tensors,
+        measured: &Measured,
     ) -> Result<Slices<'a>> {
-        let mut slices = Slices {
+        let mut starts = HashMap::new();
+        if planes.varies() {
+            for slice in [stack.first, stack.cut, stack.pool].into_iter().flatten() {
+                starts.insert(slice.tensor, measured.starts(planes, slice.tensor, tensors)?);
+            }
+        }
+        Ok(Slices {
             planes,
             cols,
-            first,
-            cut,
-            sources: Vec::new(),
-        };
-        if planes.varies() {
-            slices.sources = sources(planes, &slices.tensors(), tensors)?;
-        }
-        Ok(slices)
-    }
-
-    fn tensors(&self) -> Vec<TensorId> {
-        let all = self.first.iter().chain(self.cut);
-        all.map(|slice| slice.tensor).collect()
+            stack,
+            starts,
+        })
     }
 
     /// Rows of each slice that is cut.
     fn height(&self) -> usize {
-        self.cut.first().map_or(0, |slice| slice.rows)
+        self.stack.cut.first().map_or(0, |slice| slice.rows)
+    }
+
+    /// What rows of a slice take of the amount of [`Geometry`].
+    fn amount(&self, slice: &Slice, rows: &Range<usize>) -> usize {
+        let starts = self.starts.get(&slice.tensor);
+        let at = |row: usize| starts?.get(slice.first + row).copied();
+        match (at(rows.start), at(rows.end)) {
+            (Some(from), Some(to)) => to.saturating_sub(from) as usize,
+            _ => 0,
+        }
     }
 
     /// The first slices, and these rows of the others.
     fn segment(&self, here: Range<usize>) -> Segment {
-        let whole = self.first.iter().map(|slice| slice.first..slice.first + slice.rows);
-        let rows = self
-            .cut
-            .iter()
-            .map(|slice| slice.first + here.start..slice.first + here.end);
+        let Stack { first, cut, pool } = self.stack;
+        let whole = first.iter().map(|slice| (slice, 0..slice.rows, 0));
+        let largest = pool.iter().map(|slice| self.amount(slice, &here)).max().unwrap_or(0);
+        let rows = cut.iter().map(|slice| (slice, here.clone(), largest));
         let runs: Vec<_> = whole
             .chain(rows)
             .enumerate()
-            .map(|(part, rows)| Run { part, rows })
+            .map(|(part, (slice, rows, others))| Run {
+                part,
+                room: self.amount(slice, &rows).max(others),
+                rows: slice.first + rows.start..slice.first + rows.end,
+            })
             .collect();
-        let amount = |run: &Run| {
-            let source = self.sources.get(run.part);
-            source.map_or(0, |source| source.amount(run.rows.clone()))
-        };
         Segment {
             row0: here.start as u32,
             geometry: Geometry {
@@ -272,7 +311,7 @@ impl<'a> Slices<'a> {
                 rows: runs.iter().map(|run| run.rows.len()).sum(),
                 cols: self.cols,
                 parts: runs.len(),
-                amount: runs.iter().map(amount).sum(),
+                amount: runs.iter().map(|run| run.room).sum(),
             },
             runs,
             part_rows: [0, u32::MAX, u32::MAX],
@@ -286,20 +325,19 @@ impl<'a> Slices<'a> {
 }
 
 impl Matrix {
-    /// The slices of `first` whole, then those of `cut`, which are equally high and of which each segment has the same rows.
-    /// With `first` there can be one segment only.
+    /// The slices of a stack. With some that come first there can be one segment only.
     ///
     /// Errors: `OutOfMemory` when not even a few rows of every slice fit into `limit` bytes, and what the payloads have wrong
     /// with them where rows vary.
     pub fn sliced(
         label: String,
         (planes, cols): (Planes, usize),
-        first: &[Slice],
-        cut: &[Slice],
-        tensors: &dyn Tensors,
+        stack: Stack,
+        (tensors, measured): (&dyn Tensors, &Measured),
         limit: u64,
     ) -> Result<Matrix> {
-        let slices = Slices::open(planes, cols, first, cut, tensors)?;
+        let slices = Slices::open(planes, cols, stack, tensors, measured)?;
+        let Stack { first, cut, .. } = stack;
         let height = slices.height();
         let mut segments = Vec::new();
         let mut row0 = 0;
@@ -326,7 +364,7 @@ impl Matrix {
         }
         Ok(Matrix {
             label,
-            parts: slices.tensors(),
+            parts: first.iter().chain(cut).map(|slice| slice.tensor).collect(),
             planes,
             cols,
             segments,

@@ -8,7 +8,7 @@ use super::walk::{Mode, Scratch, Walk};
 use super::{
     ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, HeadBuffers, Matrix, MatrixId, Piece, Plan, Program, Stacking,
 };
-use super::{Paged, Routed, Vector, VectorId, moe, weights};
+use super::{Measured, Paged, Routed, Vector, VectorId, moe, weights};
 use crate::container::{Mask, TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
@@ -50,9 +50,15 @@ pub struct ExpertOptions {
 /// Lowers the network. Errors: `UnsupportedTensorType` for weights without kernels, `OutOfMemory` when a buffer exceeds the
 /// largest binding, `UnsupportedModel` for shapes no kernel serves, `Usage` for a context that the file has no rotation for.
 pub fn plan(model: &Model, tensors: &dyn Tensors, options: &PlanOptions) -> Result<Plan> {
+    plan_with(model, tensors, options, &Measured::default())
+}
+
+/// The same, with what earlier plans of these tensors measured.
+pub fn plan_with(model: &Model, tensors: &dyn Tensors, options: &PlanOptions, measured: &Measured) -> Result<Plan> {
     let mut b = Builder {
         tensors,
         options,
+        measured,
         buffers: Vec::new(),
         matrices: Vec::new(),
         vectors: Vec::new(),
@@ -288,6 +294,7 @@ impl Walk<'_> {
 pub(super) struct Builder<'a> {
     pub(super) tensors: &'a dyn Tensors,
     pub(super) options: &'a PlanOptions,
+    pub(super) measured: &'a Measured,
     buffers: Vec<Buffer>,
     pub(super) matrices: Vec<Matrix>,
     vectors: Vec<Vector>,

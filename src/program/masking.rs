@@ -156,6 +156,14 @@ impl Content {
         }
     }
 
+    /// Experts of a table; 0 for anything else.
+    fn experts(&self) -> usize {
+        match self {
+            Content::Table(words) => words.len().saturating_sub(TABLE_HEAD) / 2,
+            _ => 0,
+        }
+    }
+
     /// What the buffer holds when units are active as `active` says.
     pub fn words(&self, active: &dyn Fn(usize) -> bool) -> Vec<u32> {
         match self {
@@ -353,11 +361,16 @@ impl Plan {
         };
         let mut plan = self.clone();
         plan.programs = masking.programs.each_ref().map(|program| program.chosen(&holds));
-        let filled = masking.targets.iter().map(|target| {
+        plan.lists.clear();
+        let mut tables: Vec<_> = plan.paged.iter_mut().flat_map(|paged| &mut paged.tables).collect();
+        for target in &masking.targets {
             let active = |unit| mask.is_none_or(|mask| is_active(mask, target.visit, target.part, unit));
-            (target.buffer, target.content.words(&active))
-        });
-        plan.lists = filled.collect();
+            match tables.iter_mut().find(|table| table.buffer == target.buffer) {
+                // Where the experts of a paged bank are is not the plan's to know.
+                Some(table) => table.allowed = (0..target.content.experts()).map(active).collect(),
+                None => plan.lists.push((target.buffer, target.content.words(&active))),
+            }
+        }
         for program in &mut plan.programs {
             for (number, step) in program.steps.iter_mut().enumerate() {
                 if let Some((grid, share)) = narrowed(step, &plan.lists) {

@@ -18,12 +18,12 @@ mod walk;
 mod weights;
 mod widened;
 
-pub use bank::{ABSENT, Slice};
-pub use build::{ExpertOptions, PlanOptions, plan};
+pub use bank::{ABSENT, Slice, Stack};
+pub use build::{ExpertOptions, PlanOptions, plan, plan_with};
 pub use cost::{Cost, KvRead, ProgramCost};
 pub use masking::{Axis, Content, Masking, Part, Shared, Target, Visit, When};
-pub use paged::{Member, Paged, Pause, Routed};
-pub use weights::sources;
+pub use paged::{Member, Paged, Pause, Routed, Table, Waiting};
+pub use weights::{Measured, source, sources};
 pub use widened::{Widened, widened_notice};
 
 use crate::container::{TensorId, Tensors};
@@ -123,6 +123,8 @@ pub struct Run {
     pub part: usize,
     /// Its rows.
     pub rows: Range<usize>,
+    /// Of the amount of [`Geometry`], what is there for these rows, or for others that may take their place.
+    pub room: usize,
 }
 
 /// As much of a matrix as one binding holds.
@@ -461,6 +463,14 @@ pub struct Plan {
     pub routed: Vec<Routed>,
     /// Banks that hold some of their experts at a time.
     pub paged: Vec<Paged>,
+}
+
+impl Segment {
+    /// How many rows are stored before a run, and how much of the amount of [`Geometry`] is there for them.
+    pub fn before(&self, run: usize) -> (usize, usize) {
+        let before = self.runs.iter().take(run);
+        before.fold((0, 0), |(rows, room), run| (rows + run.rows.len(), room + run.room))
+    }
 }
 
 impl Plan {

@@ -7,7 +7,7 @@ use super::build::Builder;
 use super::masking::{Content, Part};
 use super::place::{Masked, Place};
 use super::walk::{DecodeNorm, Mode, Source, Walk};
-use super::{Bind, BufferId, Fill, Matrix, MatrixId, Paged, Piece, Routed, Stacking, VectorId};
+use super::{Bind, BufferId, Fill, Matrix, MatrixId, Paged, Piece, Routed, Stacking, Table, VectorId};
 use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
 use crate::model::{Activation, FeedForward, Layer, Model, Moe};
@@ -191,21 +191,23 @@ impl Walk<'_> {
                 shared_matrix = Some(gate_up);
             }
             let down = self.b.add_matrix(bank.down);
-            if !bank.members.is_empty() && (routable.is_some() || place.pass != 0) {
-                bail!(
-                    UnsupportedModel,
-                    "{place}: experts that masks restrict, or that are visited again, cannot be paged yet"
-                );
-            }
-            if let (Some(counts), false) = (counts, bank.members.is_empty()) {
-                self.b.paged.push(Paged {
-                    counts,
-                    table,
-                    gate_up,
-                    down,
-                    slots: bank.placed,
-                    members: bank.members,
-                });
+            if !bank.members.is_empty() {
+                let table = Table {
+                    buffer: table,
+                    allowed: Vec::new(),
+                };
+                // The one there is, where a layer is applied again.
+                let mut known = self.b.paged.iter_mut();
+                match known.find(|known| (known.gate_up, known.down) == (gate_up, down)) {
+                    Some(known) => known.tables.push(table),
+                    None => self.b.paged.push(Paged {
+                        tables: vec![table],
+                        gate_up,
+                        down,
+                        slots: bank.placed,
+                        members: bank.members,
+                    }),
+                }
             }
             placed.push(Placed {
                 placed: bank.placed as u32,

@@ -25,13 +25,27 @@ pub struct Member {
     pub parts: [Slice; 3],
 }
 
+/// Where a bank's experts are, as one visit of its layer sees it.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// The table of experts.
+    pub buffer: BufferId,
+    /// The experts of the layer that the mask in force lets be chosen there; empty: all.
+    pub allowed: Vec<bool>,
+}
+
+impl Table {
+    /// Whether an expert may be chosen.
+    pub fn allows(&self, expert: usize) -> bool {
+        self.allowed.get(expert) != Some(&false)
+    }
+}
+
 /// A bank with fewer slots than experts. At first its slots hold its first members, in order.
 #[derive(Clone, Debug)]
 pub struct Paged {
-    /// How often each expert of the layer was chosen.
-    pub counts: BufferId,
-    /// Where its experts are.
-    pub table: BufferId,
+    /// A table for each visit of the layer.
+    pub tables: Vec<Table>,
     /// Gate and up projections.
     pub gate_up: MatrixId,
     /// Down projections.
@@ -55,26 +69,38 @@ impl Paged {
     }
 }
 
+/// A bank that a program waits for, as one visit of its layer sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Index into the plan's paged banks.
+    pub bank: usize,
+    /// Index into the bank's tables.
+    pub table: usize,
+}
+
 /// A place in a program where experts that were chosen have to be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// Indices into the plan's paged banks: those of one layer.
-    pub banks: Vec<usize>,
+    /// Banks of one layer.
+    pub banks: Vec<Waiting>,
     /// How often each expert was chosen.
     pub counts: BufferId,
     /// The steps that read the banks' experts. When these come in several groups, the steps run once for each: they leave
     /// alone what an absent expert would compute.
     pub steps: Range<usize>,
+    /// Whether they can run only once, because they add to what was there.
+    pub once: bool,
 }
 
 impl Program {
     /// Where the program has to wait for experts, in order. In decoding, all experts of a token have to be there at once.
     pub fn pauses(&self, paged: &[Paged]) -> Vec<Pause> {
         let mut pauses: Vec<Pause> = Vec::new();
-        let mut counted = None;
+        // What was counted last, and the pause that has begun since.
+        let mut counted: Option<(BufferId, Option<usize>)> = None;
         for (i, step) in self.steps.iter().enumerate() {
             match (&step.op, step.bindings.last(), step.bindings.first()) {
-                (Op::MoeCount(_), Some(&Bind::Buffer(counts)), _) => counted = Some(counts),
+                (Op::MoeCount(_), Some(&Bind::Buffer(counts)), _) => counted = Some((counts, None)),
                 (
                     Op::MoeGlu(_) | Op::MoeDown(_) | Op::MoeMatmulGlu(_) | Op::MoeMatmul(_),
                     _,
@@ -83,21 +109,30 @@ impl Program {
                     let bank = paged
                         .iter()
                         .position(|bank| bank.gate_up == matrix || bank.down == matrix);
-                    let (Some(bank), Some(counts)) = (bank, counted) else {
+                    let (Some(bank), Some((counts, begun))) = (bank, &mut counted) else {
                         continue;
                     };
-                    match pauses.last_mut().filter(|pause| pause.counts == counts) {
-                        Some(pause) => {
-                            pause.steps.end = i + 1;
-                            if !pause.banks.contains(&bank) {
-                                pause.banks.push(bank);
-                            }
-                        }
-                        None => pauses.push(Pause {
-                            banks: vec![bank],
-                            counts,
-                            steps: i..i + 1,
-                        }),
+                    let at = *begun.get_or_insert_with(|| {
+                        pauses.push(Pause {
+                            banks: Vec::new(),
+                            counts: *counts,
+                            steps: i..i,
+                            once: false,
+                        });
+                        pauses.len() - 1
+                    });
+                    let pause = &mut pauses[at];
+                    pause.steps.end = i + 1;
+                    pause.once |= matches!(step.op, Op::MoeDown(_));
+                    let tables = &paged[bank].tables;
+                    let table = tables
+                        .iter()
+                        .position(|table| step.bindings.contains(&Bind::Buffer(table.buffer)));
+                    // Down projections of a token have no table: the gates before them had it.
+                    if let Some(table) = table
+                        && !pause.banks.iter().any(|waiting| waiting.bank == bank)
+                    {
+                        pause.banks.push(Waiting { bank, table });
                     }
                 }
                 _ => {}

@@ -5,7 +5,10 @@ use super::{Matrix, Run, Segment, Stacking, Vector};
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::{Geometry, Planes, Source};
 use crate::error::{Result, bail};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// The device layout of a tensor. Errors: `UnsupportedTensorType` with the tensor's name.
 pub(super) fn planes(tensors: &dyn Tensors, tensor: TensorId) -> Result<Planes> {
@@ -52,18 +55,17 @@ impl Matrix {
             false => Vec::new(),
         };
         let segment = |here: Range<usize>| {
-            let runs = runs(&shapes, stacking, outputs, here.clone());
-            let amount = |run: &Run| {
-                sources
-                    .get(run.part)
-                    .map_or(0, |source| source.amount(run.rows.clone()))
-            };
+            let mut runs = runs(&shapes, stacking, outputs, here.clone());
+            for run in &mut runs {
+                let source = sources.get(run.part);
+                run.room = source.map_or(0, |source| source.amount(run.rows.clone()));
+            }
             let geometry = Geometry {
                 planes,
                 rows: runs.iter().map(|run| run.rows.len()).sum(),
                 cols,
                 parts: parts.len(),
-                amount: runs.iter().map(amount).sum(),
+                amount: runs.iter().map(|run| run.room).sum(),
             };
             let mut part_rows = [u32::MAX; 3];
             let mut at = 0;
@@ -116,7 +118,7 @@ impl Matrix {
     }
 }
 
-/// The rows that compute the outputs `here`, in the order they are stored.
+/// The rows that compute the outputs `here`, in the order they are stored, without their room.
 fn runs(shapes: &[(usize, usize)], stacking: Stacking, outputs: usize, here: Range<usize>) -> Vec<Run> {
     let mut runs = Vec::new();
     let mut begin = 0;
@@ -130,7 +132,7 @@ fn runs(shapes: &[(usize, usize)], stacking: Stacking, outputs: usize, here: Ran
             Stacking::Halves => part * outputs + here.start..part * outputs + here.end,
         };
         if !rows.is_empty() {
-            runs.push(Run { part, rows });
+            runs.push(Run { part, rows, room: 0 });
         }
         begin += shape.0;
     }
@@ -139,13 +141,32 @@ fn runs(shapes: &[(usize, usize)], stacking: Stacking, outputs: usize, here: Ran
 
 /// Stacked tensors, ready to be repacked. Errors: what their payloads have wrong with them, with the tensor's name.
 pub fn sources<'a>(planes: Planes, parts: &[TensorId], tensors: &'a dyn Tensors) -> Result<Vec<Source<'a>>> {
-    let open = |&id: &TensorId| {
-        let info = &tensors.infos()[id];
-        let (rows, cols) = info.rows_cols();
-        Source::open_in(planes, info.dtype, tensors.bytes(id)?, rows, cols)
-            .map_err(|err| err.context(format!("tensor '{}'", info.name)))
-    };
-    parts.iter().map(open).collect()
+    parts.iter().map(|&id| source(planes, id, tensors)).collect()
+}
+
+/// A tensor, ready to be repacked. Errors: what its payload has wrong with it, with its name.
+pub fn source(planes: Planes, tensor: TensorId, tensors: &dyn Tensors) -> Result<Source<'_>> {
+    let info = &tensors.infos()[tensor];
+    let (rows, cols) = info.rows_cols();
+    Source::open_in(planes, info.dtype, tensors.bytes(tensor)?, rows, cols)
+        .map_err(|err| err.context(format!("tensor '{}'", info.name)))
+}
+
+/// How much the rows of experts hold in families whose rows vary: found once for all plans of one network's tensors.
+#[derive(Default)]
+pub struct Measured(RefCell<HashMap<TensorId, Rc<[u32]>>>);
+
+impl Measured {
+    /// The amount of [`Geometry`] before each row of a tensor, and after the last.
+    pub(super) fn starts(&self, planes: Planes, tensor: TensorId, tensors: &dyn Tensors) -> Result<Rc<[u32]>> {
+        if let Some(known) = self.0.borrow().get(&tensor) {
+            return Ok(known.clone());
+        }
+        let starts: Rc<[u32]> = source(planes, tensor, tensors)?.into_starts().into();
+        tensors.release(tensor);
+        self.0.borrow_mut().insert(tensor, starts.clone());
+        Ok(starts)
+    }
 }
 
 impl Vector {

@@ -6,6 +6,7 @@ mod errors;
 #[path = "../golden/mod.rs"]
 mod golden;
 mod narrowing;
+mod paging;
 mod plan;
 mod skills;
 mod streams;

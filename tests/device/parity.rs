@@ -7,7 +7,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::{Device, DeviceOptions, GpuExecutor};
 use cmf_gpu::kernel::{Kv, Op, Team};
 use cmf_gpu::parity::{self, Case, Outcome, Rig, Subject};
-use cmf_gpu::program::{ExpertOptions, PlanOptions, Run};
+use cmf_gpu::program::{ExpertOptions, PlanOptions, Run, source};
 use cmf_gpu::session::Session;
 use std::sync::Arc;
 
@@ -298,9 +298,17 @@ fn rows_off_by_one_are_found() {
         let case = case(name);
         let mut bad = case.rig(u64::MAX).unwrap();
         // Every row is read from where the next one is, the last from the first.
-        let runs = &mut bad.plan.matrices[0].segments[0].runs;
-        let all = runs[0].clone();
-        *runs = [1..all.rows.end, 0..1].map(|rows| Run { part: 0, rows }).to_vec();
+        let matrix = &mut bad.plan.matrices[0];
+        let source = source(matrix.planes, matrix.parts[0], &*bad.tensors).unwrap();
+        let runs = &mut matrix.segments[0].runs;
+        let rows = [1..runs[0].rows.end, 0..1];
+        *runs = rows
+            .map(|rows| Run {
+                part: 0,
+                room: source.amount(rows.clone()),
+                rows,
+            })
+            .to_vec();
         refused(&bad, &case);
     }
 }

@@ -153,6 +153,11 @@ impl<'a> Source<'a> {
         self.planes
     }
 
+    /// The amount of [`Geometry`] before each row and after the last; empty for families whose rows do not vary.
+    pub fn into_starts(self) -> Vec<u32> {
+        self.starts
+    }
+
     /// The amount of [`Geometry`] that these rows take.
     pub fn amount(&self, range: Range<usize>) -> usize {
         match (self.starts.get(range.start), self.starts.get(range.end)) {
@@ -272,7 +277,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Writes the records of the tensor's rows `range` to `out`: their scales, behind the word that counts from `lead`
+    /// Writes the records of the tensor's rows `range` to `out`: their scales, behind the words that count from `lead`
     /// ([`Geometry::first_lead`] plus the amount before these rows) where rows vary. Nothing for types without scales.
     pub fn row_scales(&self, range: Range<usize>, lead: usize, out: &mut [u8]) -> Result<()> {
         let stride = self.geometry(range.len()).scale_row_bytes();
@@ -290,17 +295,25 @@ impl<'a> Source<'a> {
                 }
             }
             Planes::Bits1Overlay | Planes::Bits2 | Planes::BitsN => {
+                // A plane that is bound as one is far smaller than that.
+                let counted = |row: usize, word: usize| {
+                    u32::try_from(word)
+                        .map_err(|_| Error::new(Kind::Bounds, format!("row {row} lies beyond what a word counts")))
+                };
                 for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
                     let at = lead + self.amount(start..row);
-                    let word = match self.planes {
-                        Planes::BitsN => at << 4 | usize::from(self.payload[row]),
-                        _ => at,
+                    let (first, second) = match self.planes {
+                        Planes::BitsN => (at << 4 | usize::from(self.payload[row]), None),
+                        _ => (at, Some(at + self.amount(row..row + 1))),
                     };
-                    // A plane that is bound as one is far smaller than that.
-                    let word = u32::try_from(word)
-                        .map_err(|_| Error::new(Kind::Bounds, format!("row {row} lies beyond what a word counts")))?;
-                    out[..4].copy_from_slice(&word.to_le_bytes());
-                    self.halves(row, &mut out[4..])?;
+                    let words = [Some(first), second].into_iter().flatten();
+                    let mut rest = out;
+                    for word in words {
+                        let (here, after) = rest.split_at_mut(4);
+                        here.copy_from_slice(&counted(row, word)?.to_le_bytes());
+                        rest = after;
+                    }
+                    self.halves(row, rest)?;
                 }
             }
             Planes::Nib4Ladder => {

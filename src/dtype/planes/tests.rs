@@ -132,7 +132,6 @@ fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
     source.col_scales(&mut scales[at..]).unwrap();
     if geometry.planes.has_overlay() {
         let at = geometry.overlay_offset();
-        scales[at - 4..at].copy_from_slice(&(lead as u32).to_le_bytes());
         let mut entries = Vec::new();
         (0..rows).for_each(|row| source.overlay(row, &mut entries).unwrap());
         scales[at..].copy_from_slice(&entries);
@@ -153,8 +152,9 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
         |from: usize, len: usize| (0..rows).flat_map(move |row| scales[row * scale_stride + from..][..len].to_vec());
     let groups = cols / 32;
     let half = |row: usize, group: usize, lead: usize| &scales[row * scale_stride + lead + group * 2..][..2];
-    // Where a row's overlay entries begin, as a word of the scale plane.
+    // Where a row's overlay entries begin and end, as words of the scale plane.
     let start = |row: usize| word(scales, row * scale_stride / 4) as usize;
+    let end = |row: usize| word(scales, row * scale_stride / 4 + 1) as usize;
     match dtype {
         Dtype::F32 => code_rows(cols * 4).collect(),
         Dtype::F16 | Dtype::Bf16 => code_rows(cols * 2).collect(),
@@ -175,16 +175,16 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
             .chain(scale_rows(4, (groups * 5).div_ceil(8)))
             .collect(),
         Dtype::Q1 | Dtype::Q1s => {
-            let lead = if dtype == Dtype::Q1 { 0 } else { 4 };
+            let lead = if dtype == Dtype::Q1 { 0 } else { 8 };
             let tile = |i: usize| {
                 let bits = pack::bits1_inverse(word(codes, i));
                 [half(i / groups, i % groups, lead), &bits].concat()
             };
             let mut all: Vec<u8> = (0..rows * groups).flat_map(tile).collect();
             if dtype == Dtype::Q1s {
-                all.extend(((start(rows) - start(0)) as u32).to_le_bytes());
+                all.extend(((end(rows - 1) - start(0)) as u32).to_le_bytes());
                 for row in 0..rows {
-                    for entry in (start(row)..start(row + 1)).map(|i| word(scales, i)) {
+                    for entry in (start(row)..end(row)).map(|i| word(scales, i)) {
                         all.extend(((row * cols) as u32 + (entry & 0xffff)).to_le_bytes());
                         all.extend(((entry >> 16) as u16).to_le_bytes());
                     }
@@ -195,11 +195,14 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
         Dtype::Q1t => {
             let tile = |i: usize| {
                 let trits = pack::bits2_inverse([word(codes, i * 2), word(codes, i * 2 + 1)]);
-                [half(i / groups, i % groups, 4), &trits].concat()
+                [half(i / groups, i % groups, 8), &trits].concat()
             };
             let mut all: Vec<u8> = (0..rows * groups).flat_map(tile).collect();
-            (0..=rows).for_each(|row| all.extend(((start(row) - start(0)) as u32).to_le_bytes()));
-            (start(0)..start(rows)).for_each(|i| all.extend(word(scales, i).to_le_bytes()));
+            all.extend(0u32.to_le_bytes());
+            (0..rows).for_each(|row| all.extend(((end(row) - start(0)) as u32).to_le_bytes()));
+            (0..rows)
+                .flat_map(|row| start(row)..end(row))
+                .for_each(|i| all.extend(word(scales, i).to_le_bytes()));
             all
         }
         Dtype::Vbit | Dtype::VbitRo => {
@@ -287,8 +290,8 @@ fn no_rows_but_narrow_ones_take_more_than_that() {
         (Dtype::Q4Tiled, 160),
         (Dtype::Q4tp, 256),
         (Dtype::Q1, 480),
-        (Dtype::Q1s, 1568),
-        (Dtype::Q1t, 544),
+        (Dtype::Q1s, 2656),
+        (Dtype::Q1t, 2144),
         (Dtype::Vbit, 1888),
         (Dtype::VbitRo, 1376),
     ] {

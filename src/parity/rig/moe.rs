@@ -6,7 +6,7 @@ use crate::container::Tensors;
 use crate::error::Result;
 use crate::kernel::{self, Op};
 use crate::parity::cases::{Moe, MoePart};
-use crate::program::{ABSENT, Bind, BufferId, Matrix, Slice};
+use crate::program::{ABSENT, Bind, BufferId, Matrix, Measured, Slice, Stack};
 use std::sync::Arc;
 
 /// Entries of a tile.
@@ -35,7 +35,14 @@ impl Maker {
         if let Some((first, cut)) = matrix {
             let planes = crate::dtype::planes::Planes::of(spec.dtype, spec.cols)?;
             let limit = max_binding.min(spec.max_binding);
-            let matrix = Matrix::sliced("experts".into(), (planes, spec.cols), &first, &cut, &*tensors, limit)?;
+            let stack = Stack {
+                first: &first,
+                cut: &cut,
+                pool: &[],
+            };
+            let measured = Measured::default();
+            let tensors = (&*tensors, &measured);
+            let matrix = Matrix::sliced("experts".into(), (planes, spec.cols), stack, tensors, limit)?;
             self.matrices.push(matrix);
         }
         let mut rig = MoeRig {
