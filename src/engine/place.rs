@@ -111,21 +111,11 @@ impl Placed {
                 check_budget(options, device.as_deref(), plan)
             })
         };
-        let ((plan, paged), undrafted) = match (drafts(options, &model)?, options.speculation) {
-            // Nobody asked for drafts: what has no room for them runs without.
-            (drafts, Speculation::Auto) if drafts != 0 => match planned(drafts) {
-                Ok(plan) => (plan, None),
-                Err(err) => (
-                    planned(0)?,
-                    Some(format!("the draft head is not used: {}", err.message)),
-                ),
-            },
-            (drafts, _) => (planned(drafts)?, None),
-        };
+        let (plan, of_plan) = with_drafts(options, &model, &planned)?;
         let mask = task::chosen(&model.masks, &options.task)?;
         let plan = Arc::new(plan.with_mask(mask)?);
         let mut task = Task::default();
-        let of_task = task.enter(mask, &plan);
+        let of_task = task.enter(mask);
         let widened = program::widened_notice(&plan.widened(&*tensors)).filter(|_| device.is_some());
         let mut upload = |done, total| match progress(done, total) {
             ControlFlow::Continue(()) => Ok(()),
@@ -151,9 +141,8 @@ impl Placed {
             notice: beyond_training(ctx, &model)
                 .into_iter()
                 .chain(notice)
-                .chain(undrafted)
                 .chain(of_task)
-                .chain(paged)
+                .chain(of_plan)
                 .chain(widened)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
@@ -184,8 +173,7 @@ impl Placed {
         let model = model::bind(arch, &*tensors)?;
         let (device, before) = (self.device.as_deref(), self.session.plan());
         let all = PlanOptions {
-            // Under a mask a plan has none, and is planned with some all the same.
-            drafts: before.masking.as_ref().map_or(before.drafts, |masking| masking.drafts),
+            drafts: before.drafts,
             ..plan_options(&self.options, device, before.ctx)
         };
         let mask = self
@@ -316,13 +304,16 @@ pub struct Planned {
 /// Errors: as [`Placed::new`], less what a device has to say.
 pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Planned> {
     let Network { model, ctx } = Network::of(arch, tensors, options)?;
-    let all = PlanOptions {
-        drafts: drafts(options, &model)?,
-        ..plan_options_for(options, true, MAX_BINDING, ctx)
+    let planned = |drafts| {
+        let all = PlanOptions {
+            drafts,
+            ..plan_options_for(options, true, MAX_BINDING, ctx)
+        };
+        paging::fitted(&model, tensors, &all, true, &|plan| {
+            check_limit(options, plan.weight_bytes(), plan)
+        })
     };
-    let (plan, notice) = paging::fitted(&model, tensors, &all, true, &|plan| {
-        check_limit(options, plan.weight_bytes(), plan)
-    })?;
+    let (plan, notice) = with_drafts(options, &model, &planned)?;
     Ok(Planned { model, plan, notice })
 }
 
@@ -345,6 +336,39 @@ fn plan_options_for(options: &LoadOptions, hardware: bool, max_binding: u64, ctx
             counted: options.count_routes,
             slots: None,
         },
+    }
+}
+
+/// The plan with as many drafts as the options ask for, made by `planned`, or without where that cannot be; and what should
+/// be said about it.
+///
+/// Errors: `Usage` for a number of drafts that no round has, and those of `planned`.
+fn with_drafts(
+    options: &LoadOptions,
+    model: &Model,
+    planned: &dyn Fn(u32) -> Result<(Plan, Option<String>)>,
+) -> Result<(Plan, Option<String>)> {
+    let and = |said: String, more: Option<String>| Some([said].into_iter().chain(more).collect::<Vec<_>>().join("; "));
+    let drafts = drafts(options, model)?;
+    if drafts != 0 && options.count_routes && model.has_experts() {
+        let (plan, more) = planned(0)?;
+        let said = "nothing is drafted while it is counted how often experts are chosen";
+        return Ok((plan, and(said.into(), more)));
+    }
+    let err = match planned(drafts) {
+        Err(err) if drafts != 0 => err,
+        other => return other,
+    };
+    match (planned(0), options.speculation) {
+        (Ok((plan, paged)), _) if !plan.paged.is_empty() => {
+            Ok((plan, and("nothing is drafted while experts are fetched".into(), paged)))
+        }
+        // Nobody asked for drafts: what has no room for them runs without.
+        (Ok((plan, more)), Speculation::Auto) => {
+            Ok((plan, and(format!("the draft head is not used: {}", err.message), more)))
+        }
+        (Err(undrafted), Speculation::Auto) => Err(undrafted),
+        _ => Err(err),
     }
 }
 

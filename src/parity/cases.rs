@@ -402,7 +402,14 @@ impl Table {
             false => Some((7, 36)),
         };
         for (i, (rows, cols)) in dims.into_iter().chain(ragged).enumerate() {
+            let columns: &[u32] = match rows {
+                5 => &[8],
+                6 => &[2],
+                33 => &[4],
+                _ => ONE,
+            };
             let linear = Linear {
+                columns: columns.to_vec(),
                 norm: i % 2 == 0,
                 // The sum with a residual has none.
                 bias: i % 3 != 0 && product != Product::MatvecAddSome,
