@@ -113,7 +113,10 @@ pub(super) fn scratch(b: &mut Builder, model: &Model) -> Result<Option<MoeScratc
     let mut buffer = |label: &str, words: usize| b.buffer(label.into(), words as u64 * 4, Fill::Zero);
     Ok(Some(MoeScratch {
         router: buffer("decode.router", widest(&|(l, banks)| l.routes_at(*banks)))?,
-        act: buffer("decode.experts.act", widest(&|(l, _)| l.act_at() + l.columns * l.top_k * l.width))?,
+        act: buffer(
+            "decode.experts.act",
+            widest(&|(l, _)| l.act_at() + l.columns * l.top_k * l.width),
+        )?,
         routers: buffer("prefill.router", widest(&|(l, _)| l.logits * chunk))?,
         routes: buffer("prefill.routes", widest(&|(l, _)| 2 * (l.top_k + 1) * chunk))?,
         lists: buffer("prefill.lists", widest(&|(l, _)| 3 * l.tiles + l.top_k * chunk))?,
@@ -296,7 +299,9 @@ impl Walk<'_> {
             stride: layout.logits as u32,
         });
         for (mode, router) in [(Mode::Decode, scratch.router), (Mode::Prefill, scratch.routers)] {
-            let bindings = [self.scratch(mode).ctl, first.table, router, counts].map(Bind::Buffer).to_vec();
+            let bindings = [self.scratch(mode).ctl, first.table, router, counts]
+                .map(Bind::Buffer)
+                .to_vec();
             self.push(mode, label, op, None, bindings);
         }
     }

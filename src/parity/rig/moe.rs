@@ -180,7 +180,8 @@ impl MoeRig<'_> {
         for &columns in &spec.columns {
             let n = columns as usize;
             let mut all = padded(&mut maker.random, n, spec.cols.div_ceil(4), sums, 1.0);
-            all.iter_mut().for_each(|word| *word = f32::from_bits(*word).abs().to_bits());
+            all.iter_mut()
+                .for_each(|word| *word = f32::from_bits(*word).abs().to_bits());
             let inputs = vec![
                 (self.table, self.table(&mut maker.random)),
                 (router, self.columns_of_logits(maker, columns)),
@@ -408,4 +409,3 @@ impl MoeRig<'_> {
         }
     }
 }
-
