@@ -389,7 +389,8 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
 
 #[test]
 fn wrong_strides_between_columns_are_found() {
-    let wrong: &[(&str, fn(&mut Op))] = &[
+    type Spoil = fn(&mut Op);
+    let wrong: &[(&str, Spoil)] = &[
         ("moe_glu.q8_2f 24x96 3 of 8", |op| match op {
             Op::MoeGlu(p) => p.stride -= 4,
             _ => panic!("{op:?}"),
