@@ -39,8 +39,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = list[4u + min(team * 2u, last)];
     let second = list[4u + min(team * 2u + 1u, last)];
     let rows = vec4<u32>(first, second, first + params.part1, second + params.part1);
-    let norms = norm_scales(thread);
     let dots = dot_rows(thread, rows, 0u, 1u);
+    let norms = norm_scales(thread);
     let teams = last / 2u + 1u;
     if (team >= teams) { return; }
     for (var i = count + team * LANES + thread % LANES; i < params.part1; i += teams * LANES) {

@@ -37,8 +37,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let blocks = (params.rows + 3u) >> 2u;
     let first = list[blocks_at + min(team, blocks - 1u)] * 4u;
     let rows = rows_from(first);
-    let norms = norm_scales(thread);
     let dots = dot_rows(thread, rows, part_of(rows.x), part_of(rows.z));
+    let norms = norm_scales(thread);
     let teams = max(count, 1u);
     if (team >= teams) { return; }
     for (var i = count + team * LANES + thread % LANES; i < blocks; i += teams * LANES) {
