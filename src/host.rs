@@ -90,7 +90,7 @@ impl HostExecutor {
 }
 
 impl Executor for HostExecutor {
-    fn run(&mut self, which: Which, steps: Range<usize>, _: Extent) -> Result<()> {
+    fn run(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<()> {
         let plan = self.plan.clone();
         let steps = part(
             &plan.program(which).steps,
@@ -104,6 +104,7 @@ impl Executor for HostExecutor {
                 tensors: &*self.tensors,
                 memory: &mut self.memory,
                 step,
+                columns: step.columns.min(extent.columns) as usize,
             };
             bound.perform().map_err(|err| err.context(&step.label))?;
             self.counters.dispatches += 1;
@@ -198,6 +199,8 @@ struct Bound<'a> {
     tensors: &'a dyn Tensors,
     memory: &'a mut Memory,
     step: &'a Step,
+    /// Columns of the run that the step computes, where it computes no more.
+    columns: usize,
 }
 
 impl Bound<'_> {

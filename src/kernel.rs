@@ -39,7 +39,16 @@ pub struct Row {
 
 use Access::{Read, Write};
 
-const TEAM_LIBS: &[&str] = &["vector", "weights", "parts", "grid", "canon", "norm_scale", "matvec"];
+const TEAM_LIBS: &[&str] = &[
+    "vector",
+    "weights",
+    "parts",
+    "grid",
+    "canon",
+    "norm_scale",
+    "every_unit",
+    "matvec",
+];
 const MATMUL_LIBS: &[&str] = &[
     "vector",
     "weights",
@@ -219,7 +228,7 @@ impl Kernel {
             },
             Kernel::MatvecAdd => &Row {
                 stem: "matvec_add",
-                libs: &["vector", "weights", "parts", "grid", "canon", "matvec"],
+                libs: &["vector", "weights", "parts", "grid", "canon", "every_unit", "matvec"],
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -236,7 +245,16 @@ impl Kernel {
             },
             Kernel::MatvecGlu => &Row {
                 stem: "matvec_glu",
-                libs: &["vector", "weights", "grid", "canon", "norm_scale", "matvec", "glu"],
+                libs: &[
+                    "vector",
+                    "weights",
+                    "grid",
+                    "canon",
+                    "norm_scale",
+                    "every_unit",
+                    "matvec",
+                    "glu",
+                ],
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -258,8 +276,8 @@ impl Kernel {
                     "grid",
                     "canon",
                     "norm_scale",
-                    "matvec",
                     "listed",
+                    "matvec",
                 ],
                 bindings: &[
                     ("codes", Read),
@@ -276,7 +294,7 @@ impl Kernel {
             },
             Kernel::MatvecAddSome => &Row {
                 stem: "matvec_add_some",
-                libs: &["vector", "weights", "parts", "grid", "canon", "matvec", "listed"],
+                libs: &["vector", "weights", "parts", "grid", "canon", "listed", "matvec"],
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -293,7 +311,16 @@ impl Kernel {
             },
             Kernel::MatvecGluSome => &Row {
                 stem: "matvec_glu_some",
-                libs: &["vector", "weights", "grid", "canon", "norm_scale", "matvec", "glu"],
+                libs: &[
+                    "vector",
+                    "weights",
+                    "grid",
+                    "canon",
+                    "norm_scale",
+                    "every_unit",
+                    "matvec",
+                    "glu",
+                ],
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -537,6 +564,7 @@ impl Kernel {
                     "grid",
                     "canon",
                     "norm_scale",
+                    "every_unit",
                     "matvec",
                     "glu",
                     "experts",
@@ -557,7 +585,7 @@ impl Kernel {
             },
             Kernel::MoeDown => &Row {
                 stem: "moe_down",
-                libs: &["vector", "weights", "grid", "canon", "matvec", "experts"],
+                libs: &["vector", "weights", "grid", "canon", "every_unit", "matvec", "experts"],
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -687,7 +715,15 @@ impl Kernel {
 
     /// Whether it can compute several columns side by side: the matvec family.
     pub fn is_wide(self) -> bool {
-        matches!(self, Kernel::Matvec | Kernel::MatvecAdd | Kernel::MatvecGlu)
+        matches!(
+            self,
+            Kernel::Matvec
+                | Kernel::MatvecAdd
+                | Kernel::MatvecGlu
+                | Kernel::MatvecSome
+                | Kernel::MatvecAddSome
+                | Kernel::MatvecGluSome
+        )
     }
 
     /// The kernel's name.

@@ -20,9 +20,11 @@ fn grown(acc: f32, row: Row, unit: u32, v: X32, sum: f32) -> f32 {
 // The sums of both parts' rows, each part in a loop of its own: they read different activations.
 fn lane_parts(thread: u32, rows: Rows4, logical: u32) -> Pairs {
     let more = rows.numbers.y != rows.numbers.x;
+    let count = unit_count();
     var near = Pairs();
     var column = 0u;
-    for (var unit = logical; unit < params.units; unit += select(0u, LOGICAL_LANES, column == 0u)) {
+    for (var entry = logical; entry < count; entry += select(0u, LOGICAL_LANES, column == 0u)) {
+        let unit = unit_at(entry);
         let v = prep_x(rows.part, unit, load_x(column, unit));
         let sum = x_sum_if_needed(v);
         let at = column * THREADS + thread;
@@ -32,7 +34,8 @@ fn lane_parts(thread: u32, rows: Rows4, logical: u32) -> Pairs {
         near = turned(near, vec2<f32>(value, 0.0));
     }
     column = 0u;
-    for (var unit = logical; unit < params.units; unit += select(0u, LOGICAL_LANES, column == 0u)) {
+    for (var entry = logical; entry < count; entry += select(0u, LOGICAL_LANES, column == 0u)) {
+        let unit = unit_at(entry);
         let v = prep_x(rows.other_part, unit, load_x(column, unit));
         let sum = x_sum_if_needed(v);
         let at = column * THREADS + thread;
@@ -47,9 +50,11 @@ fn lane_parts(thread: u32, rows: Rows4, logical: u32) -> Pairs {
 // The sums of rows that read the same activations.
 fn lane_rows(thread: u32, rows: Rows4, logical: u32) -> Pairs {
     let repeats = rows.numbers.yzw == rows.numbers.xyz;
+    let count = unit_count();
     var near = Pairs();
     var column = 0u;
-    for (var unit = logical; unit < params.units; unit += select(0u, LOGICAL_LANES, column == 0u)) {
+    for (var entry = logical; entry < count; entry += select(0u, LOGICAL_LANES, column == 0u)) {
+        let unit = unit_at(entry);
         let v = prep_x(rows.part, unit, load_x(column, unit));
         let sum = x_sum_if_needed(v);
         let at = column * THREADS + thread;

@@ -2,7 +2,7 @@
 
 // One unit of four rows against one column.
 fn unit_dots(rows: Rows4, unit: u32, column: u32) -> vec4<f32> {
-    let v = prep_x(rows.part, unit, load_x(column, unit));
+    let v = prep_x(rows.part, unit, load_x(rows.column + column, unit));
     let sum = x_sum_if_needed(v);
     return vec4<f32>(
         unit_dot(rows.r0, unit, v, sum), unit_dot(rows.r1, unit, v, sum),
@@ -15,16 +15,18 @@ fn unit_dots(rows: Rows4, unit: u32, column: u32) -> vec4<f32> {
 fn lane_columns(thread: u32, rows: Rows4, logical: u32) -> Sums {
     // Two parts read different activations: both at once would take twice the registers.
     if (PREPARES_X && TWO_PARTS) {
-        let a = lane_pairs(rows.r0, rows.r1, rows.part, logical);
-        let b = lane_pairs(rows.r2, rows.r3, rows.other_part, logical);
+        let a = lane_pairs(rows.r0, rows.r1, rows.part, rows.column, logical);
+        let b = lane_pairs(rows.r2, rows.r3, rows.other_part, rows.column, logical);
         var both = Sums();
         both.c0 = vec4<f32>(a.c0, b.c0);
         both.c1 = vec4<f32>(a.c1, b.c1);
         return both;
     }
+    let count = unit_count();
     var acc = Sums();
     var column = 0u;
-    for (var unit = logical; unit < params.units; unit += select(0u, LOGICAL_LANES, column == 0u)) {
+    for (var entry = logical; entry < count; entry += select(0u, LOGICAL_LANES, column == 0u)) {
+        let unit = unit_at(entry);
         let dots = unit_dots(rows, unit, column);
         let scales = vec4<f32>(
             unit_scale(rows.r0, unit), unit_scale(rows.r1, unit),
@@ -39,11 +41,13 @@ fn lane_columns(thread: u32, rows: Rows4, logical: u32) -> Sums {
 }
 
 // What one logical lane adds to the dot products of two rows of a part.
-fn lane_pairs(r0: Row, r1: Row, part: u32, logical: u32) -> Pairs {
+fn lane_pairs(r0: Row, r1: Row, part: u32, first: u32, logical: u32) -> Pairs {
+    let count = unit_count();
     var acc = Pairs();
     var column = 0u;
-    for (var unit = logical; unit < params.units; unit += select(0u, LOGICAL_LANES, column == 0u)) {
-        let v = prep_x(part, unit, load_x(column, unit));
+    for (var entry = logical; entry < count; entry += select(0u, LOGICAL_LANES, column == 0u)) {
+        let unit = unit_at(entry);
+        let v = prep_x(part, unit, load_x(first + column, unit));
         let sum = x_sum_if_needed(v);
         let dots = vec2<f32>(unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum));
         let value = fma(vec2<f32>(unit_scale(r0, unit), unit_scale(r1, unit)), dots, acc.c0);

@@ -1,13 +1,14 @@
 // Four rows of weights against COLS columns of activations, each column in the canonical order, so that a column's sum does
-// not depend on how many run with it. Shared by the matvec family; needs `x` [COLS, 8*units vectors], and
-// `lane_columns` of columns_near.wgsl or columns_apart.wgsl.
+// not depend on how many run with it. Shared by the matvec family; needs `x` [COLS, 8*units vectors], the units that
+// every_unit.wgsl or listed.wgsl names, and `lane_columns` of columns_near.wgsl or columns_apart.wgsl.
 struct Sums {
     c0: vec4<f32>, c1: vec4<f32>, c2: vec4<f32>, c3: vec4<f32>,
     c4: vec4<f32>, c5: vec4<f32>, c6: vec4<f32>, c7: vec4<f32>,
 }
 
-// Four rows, their numbers, and which of the stacked tensors the first and the last two belong to.
-struct Rows4 { r0: Row, r1: Row, r2: Row, r3: Row, numbers: vec4<u32>, part: u32, other_part: u32 }
+// Four rows, their numbers, which of the stacked tensors the first and the last two belong to, and the first column of x
+// they meet, which is 0 where COLS is more than 2.
+struct Rows4 { r0: Row, r1: Row, r2: Row, r3: Row, numbers: vec4<u32>, part: u32, other_part: u32, column: u32 }
 
 // The sums of two rows.
 struct Pairs {
@@ -29,10 +30,11 @@ fn x_sum_if_needed(x: X32) -> f32 {
 fn lane_dots(thread: u32, rows: Rows4, logical: u32) -> Sums {
     var acc = lane_columns(thread, rows, logical);
     if (HAS_OVERLAY) {
-        let r0 = lane_overlay(rows.r0, logical, 0u);
-        let r1 = lane_overlay(rows.r1, logical, 0u);
-        let r2 = lane_overlay(rows.r2, logical, 0u);
-        let r3 = lane_overlay(rows.r3, logical, 0u);
+        let base = rows.column * params.units * 8u;
+        let r0 = lane_overlay(rows.r0, logical, base);
+        let r1 = lane_overlay(rows.r1, logical, base);
+        let r2 = lane_overlay(rows.r2, logical, base);
+        let r3 = lane_overlay(rows.r3, logical, base);
         acc.c0 += vec4<f32>(r0.a.x, r1.a.x, r2.a.x, r3.a.x);
         if (COLS > 1u) { acc.c1 += vec4<f32>(r0.a.y, r1.a.y, r2.a.y, r3.a.y); }
         if (COLS > 2u) {
@@ -78,14 +80,6 @@ fn lane_overlay(row: Row, logical: u32, base: u32) -> Eight {
     return acc;
 }
 
-// What one logical lane adds for the overlays of four rows against one column.
-fn overlay_dots(rows: Rows4, logical: u32, base: u32) -> vec4<f32> {
-    return vec4<f32>(
-        lane_overlay(rows.r0, logical, base).a.x, lane_overlay(rows.r1, logical, base).a.x,
-        lane_overlay(rows.r2, logical, base).a.x, lane_overlay(rows.r3, logical, base).a.x,
-    );
-}
-
 fn team_sums(thread: u32, s: Sums) -> Sums {
     var all = s;
     all.c0 = team_sum(thread, s.c0);
@@ -105,10 +99,15 @@ fn team_sums(thread: u32, s: Sums) -> Sums {
 
 // The dot products of four stored rows, without their row scales: rows x and y are of `part`, z and w of `other_part`.
 fn dot_rows(thread: u32, numbers: vec4<u32>, part: u32, other_part: u32) -> Sums {
+    return dot_rows_from(thread, numbers, part, other_part, 0u);
+}
+
+// The same with the columns of x from `column` on.
+fn dot_rows_from(thread: u32, numbers: vec4<u32>, part: u32, other_part: u32, column: u32) -> Sums {
     let lane = thread % LANES;
     let rows = Rows4(
         row_open(numbers.x), row_open(numbers.y), row_open(numbers.z), row_open(numbers.w),
-        numbers, part, other_part,
+        numbers, part, other_part, column,
     );
     // A loop of one step would hide from drivers that the one inside is the hot one.
     if (STEPS == 1u) {

@@ -1,9 +1,10 @@
-// Chooses a token's experts by the router's logits, and makes y[slot][r] = act(gate[r]) * up[r] with the weights of the
-// expert in every slot, both a scaled matvec of x as in matvec.wgsl; the shared expert's y is also times its weight.
-// w: `shared` gate rows and as many up rows of the shared expert, then `outputs` gate rows of every placed expert, then as
-// many up rows of each, all [32*units] quantised. router: logits as bits, and from `routes_at` on, written by the first
-// workgroup, place and weight of every slot. y: the shared expert's outputs, and from `y_at` on those of the slots.
-// A workgroup works for one slot: first those of the routed experts, then as many as the shared expert fills.
+// Chooses the experts of every column c by the router's logits, and makes y[c][slot][r] = act(gate[r]) * up[r] with the
+// weights of the expert in every slot, both a scaled matvec of x[c] as in matvec.wgsl; the shared expert's y is also times its
+// weight. w: `shared` gate rows and as many up rows of the shared expert, then `outputs` gate rows of every placed expert,
+// then as many up rows of each, all [32*units] quantised. router [columns, stride]: logits as bits, and from `routes_at` on,
+// written by a column's first workgroup, place and weight of every slot [columns, slots]. y: the shared expert's outputs
+// [columns, shared_stride], and from `y_at` on those of the slots [columns, slots, y_stride].
+// A workgroup works for one slot of a column: first those of the routed experts, then as many as the shared expert fills.
 // One team computes 2 outputs.
 struct Params {
     rows: u32,            // rows stored in this segment
@@ -15,6 +16,8 @@ struct Params {
     row0: u32,            // first of an expert's outputs in this segment
     y_at: u32,            // where the first slot's outputs begin
     y_stride: u32,        // elements from one slot's outputs to the next
+    shared_stride: u32,   // elements from one column's outputs of the shared expert to the next
+    stride: u32,          // elements from one column's logits to the next
     routes_at: u32,       // where places and weights begin
     square_vectors: u32,  // vectors of 4 sums of squares; 0, with eps 1, takes x as it is
     inv_cols: f32,        // 1 / number of elements under the norm
@@ -31,28 +34,31 @@ struct Params {
 @group(0) @binding(7) var<storage, read_write> y: array<f32>;
 const TWO_PARTS: bool = true;
 
-fn write_routes(thread: u32) {
-    let softmax = softmax_of(thread, 0u);
+fn write_routes(thread: u32, column: u32) {
+    let base = column * params.stride;
+    let softmax = softmax_of(thread, base);
     if (thread >= experts.top_k) { return; }
-    let at = params.routes_at + 2u * thread;
+    let at = params.routes_at + 2u * (column * experts.top_k + thread);
     router[at] = experts.all[chosen[thread]].place;
-    router[at + 1u] = bitcast<u32>(route_weight(0u, thread, softmax));
+    router[at + 1u] = bitcast<u32>(route_weight(base, thread, softmax));
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let c = group.z;
+    let base = c * params.stride;
     var first = (group.x * TEAMS + thread / LANES) * 2u;
     // Gate and up rows, their parts, the end of the outputs, where they go, and their factor.
     var gate = 0u;
     var up = params.shared_outputs;
     var parts = vec2<u32>(0u, 1u);
     var end = params.shared_outputs;
-    var at = params.row0;
+    var at = c * params.shared_stride + params.row0;
     var factor = 1.0;
     if (group.y < params.first_shared) {
-        rank_experts(thread, 0u);
+        rank_experts(thread, base);
         let expert = workgroupUniformLoad(&chosen[group.y]);
-        if (group.x == 0u && group.y == 0u) { write_routes(thread); }
+        if (group.x == 0u && group.y == 0u) { write_routes(thread, c); }
         let place = experts.all[expert].place;
         if (place == ABSENT) { return; }
         gate = 2u * params.shared_outputs + place * params.outputs;
@@ -60,20 +66,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let part = place + select(0u, 2u, params.shared_outputs != 0u);
         parts = vec2<u32>(part, part + params.placed);
         end = params.outputs;
-        at = params.y_at + group.y * params.y_stride + params.row0;
+        at = params.y_at + (c * params.first_shared + group.y) * params.y_stride + params.row0;
     } else {
         // What a slot holds, in whole pairs.
         let pairs = (params.outputs + 1u) >> 1u;
         let begin = (group.y - params.first_shared) * pairs * 2u;
         first += begin;
         end = min(end, begin + pairs * 2u);
-        factor = shared_weight(0u);
+        factor = shared_weight(base);
     }
     let second = min(first + 1u, end - 1u);
     let here = vec2<u32>(min(first, end - 1u), second);
     let rows = vec4<u32>(here + vec2<u32>(gate), here + vec2<u32>(up));
-    let scale = norm_scale(thread, 0u);
-    let dots = dot_rows(thread, rows, parts.x, parts.y).c0;
+    let scale = norm_scale(thread, c);
+    let dots = dot_rows_from(thread, rows, parts.x, parts.y, c).c0;
     if (thread % LANES != 0u || first >= end) { return; }
     let v = dots * row_scales(rows) * scale;
     y[at + first] = glu(v.x, v.z) * factor;

@@ -151,8 +151,8 @@ fn subject(container: Container, device: &Arc<Device>, options: &LoadOptions) ->
         kv: options.kv,
         max_binding: device.max_binding(),
         all_logits: false,
-        // Of the draft head too, where there is one; mixtures of experts decode one token at a time.
-        drafts: if model.has_experts() { 0 } else { 3 },
+        // Of the draft head too, where there is one.
+        drafts: 3,
         experts: ExpertOptions::default(),
     };
     let plan = program::plan(&model, &*tensors, &options_of_plan)?;

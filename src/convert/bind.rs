@@ -9,7 +9,7 @@ use super::family::{
 };
 use super::{Matrix, Tensor};
 use super::{arch, experts};
-use crate::container::{Arch, LayerType};
+use crate::container::{Arch, LayerType, Mtp};
 use crate::error::{Error, Kind, Result, bail};
 use std::collections::{HashMap, HashSet};
 
@@ -32,6 +32,9 @@ pub(super) struct Bound<'a> {
 /// Errors: `Parse` for an impossible network or a wrong shape, `MissingTensor`, `UnsupportedModel` for a tensor that no
 /// part of the network uses.
 pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -> Result<Bound<'a>> {
+    if arch.mtp.is_none() {
+        arch.mtp = unannounced_head(&found);
+    }
     arch.validate()?;
     let mut notes = Vec::new();
     let drafts = found.keys().any(|name| name.starts_with(MTP_PREFIX));
@@ -134,6 +137,22 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
     bound.tensors.extend(mtp);
     bound.dropped.sort();
     Ok(bound)
+}
+
+/// A multi-token head that the configuration does not announce and the source has all the same, as Qwen3-Next is published.
+fn unannounced_head(found: &Found) -> Option<Mtp> {
+    let of_head = |name: &str| found.contains_key(&format!("{MTP_PREFIX}{name}"));
+    let has_layer = |layer: &usize| of_head(&format!("layers.{layer}.input_layernorm.weight"));
+    let mut parts = MTP.iter().chain(MTP_TAIL);
+    if !parts.all(|role| of_head(role.name)) || !has_layer(&0) {
+        return None;
+    }
+    Some(Mtp {
+        num_layers: (0..).take_while(has_layer).count(),
+        share_lm_head: true,
+        share_embed: true,
+        hidden: None,
+    })
 }
 
 /// Splits names of tensors that were not taken into those nothing needs, with the reason, and those nobody knows.

@@ -113,17 +113,11 @@ impl Placed {
             };
             fitted(&model, &*tensors, &all, (options, device.as_deref(), room))
         };
-        let (wanted, mut given, mut undrafted) = (drafts(options, &model)?, None, None);
+        let mut given = (None, None);
         let planned = |room| {
-            (given, undrafted) = (room, None);
-            match fitted(wanted, room) {
-                // Nobody asked for drafts: what has no room for them runs without.
-                Err(err) if wanted != 0 && options.speculation == Speculation::Auto => {
-                    undrafted = Some(format!("the draft head is not used: {}", err.message));
-                    fitted(0, room)
-                }
-                other => other,
-            }
+            let (fitted, notice) = with_drafts(options, &model, &|drafts| fitted(drafts, room))?;
+            given = (room, notice);
+            Ok(fitted)
         };
         let mask = task::chosen(&model.masks, &options.task)?;
         let mut upload = |done, total| match progress(done, total) {
@@ -146,7 +140,8 @@ impl Placed {
         };
         let (fitted, (plan, executor)) = paging::settled(planned, realise)?;
         let mut task = Task::default();
-        let of_task = task.enter(mask, &plan);
+        let (room, of_plan) = given;
+        let of_task = task.enter(mask);
         let widened = program::widened_notice(&plan.widened(&*tensors)).filter(|_| device.is_some());
         let unlimited = match (&device, options.vram_mb) {
             (None, Some(_)) => Some(
@@ -166,9 +161,8 @@ impl Placed {
             notice: beyond_training(ctx, &model)
                 .into_iter()
                 .chain(notice)
-                .chain(undrafted)
                 .chain(of_task)
-                .chain(fitted.notice())
+                .chain(of_plan)
                 .chain(unlimited)
                 .chain(widened)
                 .reduce(|a, b| format!("{a}; {b}")),
@@ -189,7 +183,7 @@ impl Placed {
             task,
             device,
             options: options.clone(),
-            room: given,
+            room,
         })
     }
 
@@ -208,8 +202,7 @@ impl Placed {
         let model = model::bind(arch, &*tensors)?;
         let (device, before) = (self.device.as_deref(), self.session.plan());
         let all = PlanOptions {
-            // Under a mask a plan has none, and is planned with some all the same.
-            drafts: before.masking.as_ref().map_or(before.drafts, |masking| masking.drafts),
+            drafts: before.drafts,
             ..plan_options(&self.options, device, before.ctx)
         };
         let mask = task::chosen(&model.masks, task)?;
@@ -221,7 +214,7 @@ impl Placed {
         self.placement.weight_bytes = self.session.plan().weight_bytes();
         self.placement.buffer_bytes = self.session.plan().buffer_bytes();
         self.placement.expert_slots = fitted.experts.map(|[slots, _]| slots);
-        let notice = self.task.enter(mask, self.session.plan());
+        let notice = self.task.enter(mask);
         self.model = model;
         Ok(notice)
     }
@@ -337,18 +330,20 @@ pub struct Planned {
 /// Errors: as [`Placed::new`], less what a device has to say.
 pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Planned> {
     let Network { model, ctx } = Network::of(arch, tensors, options)?;
-    let all = PlanOptions {
-        drafts: drafts(options, &model)?,
-        ..plan_options_for(options, true, MAX_BINDING, ctx)
+    let planned = |drafts| {
+        let all = PlanOptions {
+            drafts,
+            ..plan_options_for(options, true, MAX_BINDING, ctx)
+        };
+        paging::fitted(&model, tensors, &all, true, options.vram_mb, &|plan| {
+            check_limit(options, plan.weight_bytes(), plan)
+        })
     };
-    let fitted = paging::fitted(&model, tensors, &all, true, options.vram_mb, &|plan| {
-        check_limit(options, plan.weight_bytes(), plan)
-    })?;
-    let paged = fitted.notice();
+    let (fitted, of_plan) = with_drafts(options, &model, &planned)?;
     let mask = task::chosen(&model.masks, &options.task)?;
     let plan = fitted.plan.with_mask(mask)?;
     let mut entered = Task::default();
-    let notice = task::together(paged, entered.enter(mask, &plan));
+    let notice = task::together(of_plan, entered.enter(mask));
     Ok(Planned {
         model,
         plan,
@@ -396,6 +391,39 @@ fn plan_options_for(options: &LoadOptions, hardware: bool, max_binding: u64, ctx
             counted: options.count_routes,
             slots: None,
         },
+    }
+}
+
+/// The plan with as many drafts as the options ask for, made by `planned`, or without where that cannot be; and what should
+/// be said about it.
+///
+/// Errors: `Usage` for a number of drafts that no round has, and those of `planned`.
+fn with_drafts(
+    options: &LoadOptions,
+    model: &Model,
+    planned: &dyn Fn(u32) -> Result<Fitted>,
+) -> Result<(Fitted, Option<String>)> {
+    let with = |fitted: Fitted, said: Option<String>| {
+        let notice = task::together(said, fitted.notice());
+        Ok((fitted, notice))
+    };
+    let drafts = drafts(options, model)?;
+    if drafts != 0 && options.count_routes && model.has_experts() {
+        let said = "nothing is drafted while it is counted how often experts are chosen";
+        return with(planned(0)?, Some(said.into()));
+    }
+    let err = match planned(drafts) {
+        Err(err) if drafts != 0 => err,
+        other => return with(other?, None),
+    };
+    match (planned(0), options.speculation) {
+        (Ok(fitted), _) if fitted.experts.is_some() => {
+            with(fitted, Some("nothing is drafted while experts are fetched".into()))
+        }
+        // Nobody asked for drafts: what has no room for them runs without.
+        (Ok(fitted), Speculation::Auto) => with(fitted, Some(format!("the draft head is not used: {}", err.message))),
+        (Err(undrafted), Speculation::Auto) => Err(undrafted),
+        _ => Err(err),
     }
 }
 

@@ -5,7 +5,6 @@ use super::place::Placed;
 use crate::container::{Container, Mask, Masks, NO_TASK, Skill};
 use crate::error::Result;
 use crate::options::{Overlay, TaskChoice};
-use crate::program::Plan;
 use crate::session::Session;
 
 /// The mask that a choice means. Errors: `Usage` with the names that there are.
@@ -81,8 +80,8 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Notes that a mask, or none, comes into force with a plan. What should be said about it, once for each task.
-    pub fn enter(&mut self, mask: Option<&Mask>, plan: &Plan) -> Option<String> {
+    /// Notes that a mask, or none, comes into force. What should be said about it, once for each task.
+    pub fn enter(&mut self, mask: Option<&Mask>) -> Option<String> {
         self.active = mask.map(|mask| mask.name.clone());
         let mask = mask?;
         if self.told.contains(&mask.name) {
@@ -95,9 +94,6 @@ impl Task {
         }
         if mask.quality.is_none() {
             said.push("how good the model is with its mask was not measured");
-        }
-        if plan.drafts == 0 && plan.masking.as_ref().is_some_and(|masking| masking.drafts != 0) {
-            said.push("nothing is drafted while it is active");
         }
         match said.is_empty() {
             true => None,
@@ -123,7 +119,7 @@ impl Placed {
             return Ok(None);
         }
         let plan = self.session.plan().with_mask(mask)?;
-        let notice = self.task.enter(mask, &plan);
+        let notice = self.task.enter(mask);
         self.session.select(plan)?;
         Ok(notice)
     }

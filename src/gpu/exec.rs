@@ -25,6 +25,7 @@ pub(super) struct RealStep {
     bind_group: wgpu::BindGroup,
     threads: u32,
     teams: u32,
+    columns: u32,
 }
 
 /// A plan on a device.
@@ -266,6 +267,7 @@ impl GpuExecutor {
                 bind_group,
                 threads: variant.threads(),
                 teams: variant.team.map_or(1, |team| team.teams()),
+                columns: step.columns,
             });
         }
         self.device.queue.write_buffer(&params, 0, &contents);
@@ -330,16 +332,19 @@ fn workgroups(step: &RealStep, grid: Grid, extent: Extent) -> [u32; 3] {
         0 => 1,
         _ => extent.columns.div_ceil(per_group),
     };
+    let own = step.columns.min(extent.columns);
+    let folded = |teams: u32, layers: u32| {
+        let groups = teams.div_ceil(step.teams);
+        [groups.min(GRID_WIDTH), groups.div_ceil(GRID_WIDTH), layers]
+    };
     match grid {
-        Grid::Teams(teams) => {
-            let groups = teams.div_ceil(step.teams);
-            [groups.min(GRID_WIDTH), groups.div_ceil(GRID_WIDTH), 1]
-        }
+        Grid::Teams(teams) => folded(teams, 1),
+        Grid::TeamsEach(teams) => folded(teams, own),
         Grid::Threads(threads, per_group) => [threads.div_ceil(step.threads), columns(per_group), 1],
         Grid::Groups(groups, per_group) => [groups, columns(per_group), 1],
         Grid::Columns => [extent.columns, 1, 1],
         Grid::Blocks(kv_heads) => [extent.end.div_ceil(ATTENTION_BLOCK), kv_heads, extent.columns],
-        Grid::Slots(teams, slots) => [teams.div_ceil(step.teams), slots, 1],
+        Grid::Slots(teams, slots) => [teams.div_ceil(step.teams), slots, own],
         Grid::Tiles { threads, entries, most } => {
             let tiles = extent.columns.saturating_mul(entries).min(most);
             [threads.div_ceil(step.threads), tiles, 1]

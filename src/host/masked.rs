@@ -47,13 +47,14 @@ impl Bound<'_> {
         Ok((numbers(named), numbers(others)))
     }
 
-    /// Σ w[r][k] · x[k] over the named units, for rows of binding 0 and x in binding 1.
-    fn listed_products(&self, rows: Range<usize>, stored: u32, units: u32, list: &List) -> Result<Vec<f64>> {
+    /// Σ w[r][k] · x[k] over the named units, for rows of binding 0 and column `c` of x in binding 1.
+    fn listed_products(&self, rows: Range<usize>, stored: u32, units: u32, list: &List, c: usize) -> Result<Vec<f64>> {
         let weights = self.rows(0, stored)?;
         if (units as usize * 32) < weights.cols || rows.end > stored as usize {
             bail!(Usage, "{units} units for {} columns", weights.cols);
         }
-        let x = part(self.floats(1)?, 0, units as usize * 32, "x")?;
+        let stride = units as usize * 32;
+        let x = part(self.floats(1)?, c * stride, stride, "x")?;
         let mut some = vec![0.0; units as usize * 32];
         for unit in &list.units {
             let columns = unit * 32..unit * 32 + 32;
@@ -65,37 +66,50 @@ impl Bound<'_> {
     }
 
     pub(super) fn matvec_some(&mut self, p: &kernel::MatvecSome) -> Result<()> {
-        let scale = self.norm_scale(2, 0, p.square_vectors, p.inv_cols, p.eps)?;
+        (0..self.step.columns as usize).try_for_each(|c| self.matvec_some_column(p, c))
+    }
+
+    fn matvec_some_column(&mut self, p: &kernel::MatvecSome, c: usize) -> Result<()> {
+        let scale = self.norm_scale(2, c, p.square_vectors, p.inv_cols, p.eps)?;
         let list = self.list(3, p.rows.div_ceil(4), p.units)?;
         let mut y = vec![0.0; p.rows as usize];
         for block in &list.blocks {
             let rows = block * 4..y.len().min(block * 4 + 4);
-            let products = self.listed_products(rows.clone(), p.rows, p.units, &list)?;
+            let products = self.listed_products(rows.clone(), p.rows, p.units, &list, c)?;
             let bias = self.bias(4, p.has_bias, p.row0 + rows.start as u32, rows.len() as u32)?;
             for (y, (product, bias)) in y[rows].iter_mut().zip(products.iter().zip(bias)) {
                 *y = product * scale + bias;
             }
         }
         whole_vectors(&mut y);
-        self.store(5, p.row0 as usize, &y)
+        self.store(5, c * p.y_stride as usize * 4 + p.row0 as usize, &y)
     }
 
     pub(super) fn matvec_add_some(&mut self, p: &kernel::MatvecAddSome) -> Result<()> {
+        (0..self.step.columns as usize).try_for_each(|c| self.matvec_add_some_column(p, c))
+    }
+
+    fn matvec_add_some_column(&mut self, p: &kernel::MatvecAddSome, c: usize) -> Result<()> {
         let list = self.list(2, p.rows.div_ceil(4), p.units)?;
-        let mut y = self.listed_products(0..p.rows as usize, p.rows, p.units, &list)?;
+        let mut y = self.listed_products(0..p.rows as usize, p.rows, p.units, &list, c)?;
         whole_vectors(&mut y);
-        let at = p.row0 as usize;
+        let (stride, row0) = (p.y_stride as usize * 4, p.row0 as usize);
+        let at = c * stride + row0;
         let h = part(self.floats(4)?, at, y.len(), "h")?;
         y.iter_mut().zip(h).for_each(|(y, &h)| *y += f64::from(h));
         self.store(4, at, &y)?;
         let h = part(self.floats(4)?, at, y.len(), "h")?;
-        let (hg, squares) = prepared(h, part(self.floats(3)?, at, y.len(), "g")?);
+        let (hg, squares) = prepared(h, part(self.floats(3)?, row0, y.len(), "g")?);
         self.store(5, at, &hg)?;
-        self.store(6, at / 4, &squares)
+        self.store(6, c * (stride / 4).next_multiple_of(32) + row0 / 4, &squares)
     }
 
     pub(super) fn matvec_glu_some(&mut self, p: &kernel::MatvecGluSome) -> Result<()> {
-        let scale = self.norm_scale(2, 0, p.square_vectors, p.inv_cols, p.eps)?;
+        (0..self.step.columns as usize).try_for_each(|c| self.matvec_glu_some_column(p, c))
+    }
+
+    fn matvec_glu_some_column(&mut self, p: &kernel::MatvecGluSome, c: usize) -> Result<()> {
+        let scale = self.norm_scale(2, c, p.square_vectors, p.inv_cols, p.eps)?;
         let words = self.words(3)?;
         let count = part(words, 0, HEAD, "list")?[0] as usize;
         let outputs = part(words, HEAD, count, "outputs")?.to_vec();
@@ -110,14 +124,14 @@ impl Bound<'_> {
             }
             let half = |row: u32, bias: u32| -> Result<f64> {
                 let row = row as usize;
-                let product = self.listed_products(row..row + 1, p.rows, p.units, &whole)?[0];
+                let product = self.listed_products(row..row + 1, p.rows, p.units, &whole, c)?[0];
                 Ok(product * scale + self.bias(4, p.has_bias, bias, 1)?[0])
             };
             let gate = half(output, p.row0 + output)?;
             let up = half(p.part1 + output, p.bias_up + p.row0 + output)?;
             y[output as usize] = activation(p.gelu, gate) * up;
         }
-        self.store(5, p.row0 as usize, &y)
+        self.store(5, c * p.y_stride as usize * 4 + p.row0 as usize, &y)
     }
 
     pub(super) fn silence(&mut self, p: &kernel::Silence) -> Result<()> {

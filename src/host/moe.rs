@@ -108,13 +108,18 @@ impl Bound<'_> {
     }
 
     pub(super) fn moe_glu(&mut self, p: &kernel::MoeGlu) -> Result<()> {
-        let scale = self.norm_scale(2, 0, p.square_vectors, p.inv_cols, p.eps)?;
+        (0..self.columns).try_for_each(|c| self.moe_glu_column(p, c))
+    }
+
+    fn moe_glu_column(&mut self, p: &kernel::MoeGlu, c: usize) -> Result<()> {
+        let scale = self.norm_scale(2, c, p.square_vectors, p.inv_cols, p.eps)?;
         let table = self.table(3)?;
-        let logits: Vec<f32> = self.floats(4)?.to_vec();
+        let logits = part(self.floats(4)?, c * p.stride as usize, p.stride as usize, "router")?.to_vec();
         let (outputs, shared) = (p.outputs as usize, p.shared_outputs as usize);
+        let x = c * p.units as usize * 32;
         let glu = |bound: &Self, gate: usize, up: usize, outputs: usize, factor: f64| -> Result<Vec<f64>> {
-            let gate = bound.row_products(gate, outputs, p.rows, p.units, 1, &[0])?;
-            let up = bound.row_products(up, outputs, p.rows, p.units, 1, &[0])?;
+            let gate = bound.row_products(gate, outputs, p.rows, p.units, 1, &[x])?;
+            let up = bound.row_products(up, outputs, p.rows, p.units, 1, &[x])?;
             let pairs = gate.iter().zip(&up);
             Ok(pairs
                 .map(|(g, u)| activation(p.gelu, g * scale) * u * scale * factor)
@@ -125,6 +130,7 @@ impl Bound<'_> {
             for (slot, &(expert, weight)) in routes.iter().enumerate() {
                 let place = table.place(expert as u32)?;
                 let route = [place.map_or(ABSENT, |place| place as u32), (weight as f32).to_bits()];
+                let slot = c * routes.len() + slot;
                 let at = p.routes_at as usize + 2 * slot;
                 self.words_mut(4, at, 2)?.copy_from_slice(&route);
                 let Some(place) = place else { continue };
@@ -136,15 +142,20 @@ impl Bound<'_> {
         }
         if shared != 0 {
             let y = glu(self, 0, shared, shared, table.shared_weight(&logits)?)?;
-            self.store(5, p.row0 as usize, &y)?;
+            self.store(5, c * p.shared_stride as usize + p.row0 as usize, &y)?;
         }
         Ok(())
     }
 
     pub(super) fn moe_down(&mut self, p: &kernel::MoeDown) -> Result<()> {
+        (0..self.columns).try_for_each(|c| self.moe_down_column(p, c))
+    }
+
+    fn moe_down_column(&mut self, p: &kernel::MoeDown, c: usize) -> Result<()> {
         let outputs = p.outputs as usize;
         let mut y = vec![0.0; outputs];
-        for slot in 0..p.slots as usize {
+        let slots = p.slots as usize;
+        for slot in c * slots..(c + 1) * slots {
             let route = part(self.words(1)?, p.routes_at as usize + 2 * slot, 2, "routes")?;
             let (place, weight) = (route[0], f64::from(f32::from_bits(route[1])));
             if place == ABSENT {
@@ -157,14 +168,15 @@ impl Bound<'_> {
                 .for_each(|(y, product)| *y += weight * product);
         }
         whole_vectors(&mut y);
-        let at = p.row0 as usize;
+        let (stride, row0) = (p.y_stride as usize * 4, p.row0 as usize);
+        let at = c * stride + row0;
         let h = part(self.floats(4)?, at, y.len(), "h")?;
         y.iter_mut().zip(h).for_each(|(y, &h)| *y += f64::from(h));
         self.store(4, at, &y)?;
         let h = part(self.floats(4)?, at, y.len(), "h")?;
-        let (hg, squares) = prepared(h, part(self.floats(3)?, at, y.len(), "g")?);
+        let (hg, squares) = prepared(h, part(self.floats(3)?, row0, y.len(), "g")?);
         self.store(5, at, &hg)?;
-        self.store(6, at / 4, &squares)
+        self.store(6, c * (stride / 4).next_multiple_of(32) + row0 / 4, &squares)
     }
 
     pub(super) fn moe_route(&mut self, p: &kernel::MoeRoute) -> Result<()> {

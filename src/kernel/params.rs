@@ -164,8 +164,10 @@ params! {
         eps: f32,
         /// 1 = add the bias.
         has_bias: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
     }
-    /// Parameters of `matvec_add_some`.
+    /// Parameters of `matvec_add_some`: those of `matvec_add`, which has a bias.
     MatvecAddSome {
         /// Rows stored in this segment.
         rows: u32,
@@ -177,6 +179,8 @@ params! {
         part1: u32,
         /// First row of the third.
         part2: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
     }
     /// Parameters of `matvec_glu_some`: those of `matvec_glu`.
     MatvecGluSome {
@@ -202,6 +206,8 @@ params! {
         bias_up: u32,
         /// 1 = gelu_tanh, 0 = silu.
         gelu: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
     }
     /// Parameters of `silence`.
     Silence {
@@ -535,6 +541,10 @@ params! {
         y_at: u32,
         /// Elements from one slot's outputs to the next.
         y_stride: u32,
+        /// Elements from one column's outputs of the shared expert to the next.
+        shared_stride: u32,
+        /// Elements from one column's logits to the next.
+        stride: u32,
         /// Where places and weights begin.
         routes_at: u32,
         /// Vectors of 4 sums of squares; 0, with eps 1, takes x as it is.
@@ -564,6 +574,8 @@ params! {
         x_at: u32,
         /// Where places and weights begin.
         routes_at: u32,
+        /// Vectors of 4 from one output column to the next.
+        y_stride: u32,
     }
     /// Parameters of `moe_route`.
     MoeRoute {

@@ -428,12 +428,19 @@ impl Table {
             false => Some((7, 36)),
         };
         for (i, (rows, cols)) in dims.into_iter().chain(ragged).enumerate() {
+            let columns: &[u32] = match rows {
+                _ if product.is_matmul() => &[1, 9],
+                5 => &[8],
+                6 => &[2],
+                33 => &[4],
+                _ => ONE,
+            };
             let linear = Linear {
+                columns: columns.to_vec(),
                 norm: i % 2 == 0,
                 // The sum with a residual has none.
                 bias: i % 3 != 0 && product != Product::MatvecAddSome,
                 gelu: i % 4 == 1,
-                columns: if product.is_matmul() { vec![1, 9] } else { vec![1] },
                 ..self.plain(product, dtype, rows, cols)
             };
             self.add_linear("", linear);

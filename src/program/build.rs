@@ -83,13 +83,15 @@ pub fn plan_with(model: &Model, tensors: &dyn Tensors, options: &PlanOptions, me
         );
     }
     if options.drafts != 0 && model.has_experts() {
-        bail!(
-            UnsupportedModel,
-            "a mixture of experts decodes one token at a time yet; --spec off goes without drafts"
-        );
+        // Drafts that do not stand would be counted; and a bank is ready for the experts of one token at a time.
+        if options.experts.counted {
+            bail!(Usage, "choices of experts are counted without drafts only");
+        }
+        if options.experts.slots.is_some() {
+            bail!(Usage, "experts are paged without drafts only");
+        }
     }
-    // A run for one draft more than the kernels' width costs the next width.
-    let columns = (options.drafts + 1).next_power_of_two();
+    let columns = b.columns_decoded();
     let mut fixed = Fixed {
         ctl: b.words("ctl", 64)?,
         settings: b.words("settings", sampling::SETTINGS_WORDS)?,
@@ -184,7 +186,7 @@ pub fn plan_with(model: &Model, tensors: &dyn Tensors, options: &PlanOptions, me
     let mut rounds = [Program::default(), Program::default()];
     let mut prefills = [prefill_program, Program::default()];
     if options.drafts != 0 {
-        let judge = decode_program.whole().widened(columns);
+        let judge = decode_program.widened(columns);
         rounds[0] = judge.clone();
         if let Some(mtp) = head {
             let network = Network {
@@ -237,7 +239,6 @@ pub fn plan_with(model: &Model, tensors: &dyn Tensors, options: &PlanOptions, me
     }
     masking.programs = plan.programs.clone();
     masking.visits = visits(model);
-    masking.drafts = plan.drafts;
     let plan = Plan {
         masking: Some(Arc::new(masking)),
         ..plan
@@ -368,6 +369,12 @@ impl Builder<'_> {
             },
             FeedForward::Moe(_) => Ok(false),
         }
+    }
+
+    /// Columns of a decoding run: those of a round, up to a width of the kernels, for a run for one draft more than that costs
+    /// the next width.
+    pub(super) fn columns_decoded(&self) -> u32 {
+        (self.options.drafts + 1).next_power_of_two()
     }
 
     /// States of a recurrent layer that are kept.

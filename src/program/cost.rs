@@ -31,7 +31,7 @@ pub struct ProgramCost {
     pub dispatches: usize,
     /// Steps that have to wait until those before them are done: see [`Program::barriers`].
     pub barriers: usize,
-    /// Bytes of weights that one run with one column reads.
+    /// Bytes of weights that one run with one column, or a round with all its drafts, reads.
     pub weight_bytes: u64,
 }
 

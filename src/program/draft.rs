@@ -32,13 +32,8 @@ impl DraftHead {
     pub(super) fn programs(self, judge: &Program, prefill: &Program) -> ([Program; 2], [Program; 2]) {
         let mut rounds = [judge.clone(), Program::default()];
         let mut prefills = [prefill.clone(), Program::default()];
-        for (i, (mut round, head)) in self.rounds.into_iter().zip(self.prefills).take(2).enumerate() {
-            round.extend(judge.steps.iter().cloned());
-            rounds[i] = Program {
-                steps: round,
-                logits: judge.logits,
-                ..Program::default()
-            };
+        for (i, (round, head)) in self.rounds.into_iter().zip(self.prefills).take(2).enumerate() {
+            rounds[i] = judge.after(round);
             prefills[i] = prefill.clone();
             prefills[i].steps.extend(head);
         }

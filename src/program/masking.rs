@@ -266,8 +266,6 @@ pub struct Masking {
     pub targets: Vec<Target>,
     /// The visits of layers.
     pub visits: Vec<Visit>,
-    /// Most drafts of a speculative round, without a mask.
-    pub drafts: u32,
 }
 
 /// Whether a unit is active.
@@ -309,14 +307,6 @@ impl Program {
         }
     }
 
-    /// A program of its own of the steps that run without a mask.
-    pub(super) fn whole(&self) -> Program {
-        Program {
-            numbers: Vec::new(),
-            ..self.chosen(&|when| matches!(when, When::Layer(_) | When::Whole(..)))
-        }
-    }
-
     /// The condition of the steps of a range.
     pub(super) fn only(&mut self, range: Range<usize>, when: When) {
         if !range.is_empty() {
@@ -334,7 +324,7 @@ impl Plan {
     }
 
     /// The plan with this mask in force, or none. Buffers and weights are the same; a mask that is open everywhere is as none.
-    /// With a mask there are no speculative rounds.
+    /// A draft head's own layers are no mask's to restrict.
     ///
     /// Errors: `UnsupportedModel` when the mask restricts what no kernel can leave out, with layer and part; `Usage` for a
     /// mask of another model.
@@ -377,13 +367,6 @@ impl Plan {
                     step.grid = grid;
                     program.shares.push((number, share));
                 }
-            }
-        }
-        plan.drafts = masking.drafts;
-        if mask.is_some() {
-            plan.drafts = 0;
-            for which in [Which::Round, Which::OtherRound] {
-                plan.programs[which as usize] = Program::default();
             }
         }
         Ok(plan)

@@ -213,6 +213,8 @@ pub enum Bind {
 pub enum Grid {
     /// So many teams, folded into rows.
     Teams(u32),
+    /// The same for each column that the step computes.
+    TeamsEach(u32),
     /// So many threads, times the columns of the run divided by so many a workgroup.
     Threads(u32, u32),
     /// So many workgroups, times the columns of the run divided by so many a workgroup.
@@ -221,7 +223,7 @@ pub enum Grid {
     Columns,
     /// The run's attention blocks × so many key-value heads, or query heads, × columns.
     Blocks(u32),
-    /// So many teams for each of so many slots.
+    /// So many teams for each of so many slots of each column that the step computes.
     Slots(u32, u32),
     /// So many threads for each tile of grouped columns: as many as each column has entries, but at most so many.
     Tiles {
@@ -273,7 +275,7 @@ impl Grid {
                 let shared = p.shared_outputs.div_ceil(2 * pairs.max(1));
                 Grid::Slots(pairs, p.first_shared + shared)
             }
-            Op::MoeDown(p) => Grid::Teams(p.outputs.div_ceil(4)),
+            Op::MoeDown(p) => Grid::TeamsEach(p.outputs.div_ceil(4)),
             Op::MoeRoute(_) | Op::MoeCount(_) => Grid::Columns,
             Op::MoeMatmulGlu(p) => Grid::Tiles {
                 threads: p.outputs.div_ceil(4),
@@ -305,7 +307,8 @@ pub struct Step {
     pub bindings: Vec<Bind>,
     /// Its extent.
     pub grid: Grid,
-    /// Columns that the matvec family computes side by side: 1, 2, 4 or 8.
+    /// Columns that the matvec family computes side by side: 1, 2, 4 or 8. Of these the experts of mixtures, which are not read
+    /// for several columns at once, compute as many as the run has.
     pub columns: u32,
 }
 
@@ -354,6 +357,21 @@ impl Program {
         Program {
             steps: self.steps.iter().map(wide).collect(),
             ..self.clone()
+        }
+    }
+
+    /// The same steps after others, which always run.
+    fn after(&self, mut first: Vec<Step>) -> Program {
+        let by = first.len();
+        first.extend(self.steps.iter().cloned());
+        let conditions = self.conditions.iter();
+        Program {
+            steps: first,
+            logits: self.logits,
+            conditions: conditions
+                .map(|(range, when)| (range.start + by..range.end + by, *when))
+                .collect(),
+            ..Program::default()
         }
     }
 }
@@ -495,9 +513,9 @@ impl Plan {
         self.buffers.iter().map(|buffer| buffer.bytes).sum()
     }
 
-    /// Bytes of weights that one run of a program with one column reads: whole matrices, one row of the embedding, and of
-    /// a bank as many experts as a token takes (where a layer has several banks, as many of each as there can be), of a map that
-    /// a mask restricts what is left of it.
+    /// Bytes of weights that one run of a program with one column, or a round with all its drafts, reads: whole matrices, one row
+    /// of the embedding, and of a bank for each column that is decoded as many experts as a token takes (where a layer has several
+    /// banks, as many of each as there can be), of a map that a mask restricts what is left of it.
     pub fn weight_bytes_read(&self, which: Which) -> u64 {
         let mut bytes = 0;
         let program = self.program(which);
@@ -506,6 +524,8 @@ impl Plan {
             let [some, all] = shares
                 .next_if(|share| share.0 == number)
                 .map_or([1, 1], |share| share.1);
+            // A step may be wider than a round.
+            let columns = u64::from(step.columns.min(self.drafts + 1));
             for bind in &step.bindings {
                 bytes += match *bind {
                     Bind::Weight(matrix, segment) => {
@@ -515,8 +535,10 @@ impl Plan {
                         let rows = |rows: u32| (whole as u128 * u128::from(rows) / geometry.rows.max(1) as u128) as u64;
                         match &step.op {
                             Op::Embed(_) => geometry.row_bytes() as u64,
-                            Op::MoeGlu(p) => rows(2 * (p.shared_outputs + p.first_shared.min(p.placed) * p.outputs)),
-                            Op::MoeDown(p) => rows(p.slots.min(p.rows / p.outputs.max(1)) * p.outputs),
+                            Op::MoeGlu(p) => {
+                                columns * rows(2 * (p.shared_outputs + p.first_shared.min(p.placed) * p.outputs))
+                            }
+                            Op::MoeDown(p) => columns * rows(p.slots.min(p.rows / p.outputs.max(1)) * p.outputs),
                             Op::MoeMatmulGlu(p) => rows(2 * p.x_entries.min(p.placed) * p.outputs),
                             Op::MoeMatmul(p) => rows(p.top_k.min(p.rows / p.outputs.max(1)) * p.outputs),
                             Op::MatmulGlu(p) => rows((2 * p.part1).min(p.rows)),

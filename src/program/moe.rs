@@ -1,6 +1,6 @@
 //! Mixtures of experts as steps. Decode: router, gate and up of the chosen experts and the shared one, their down projections
-//! with the residual, the shared one's. Prefill: columns are grouped by expert, so that each expert's weights are read once
-//! for 8 of its columns.
+//! with the residual, the shared one's; the columns of a round each read the experts that they chose. Prefill: columns are
+//! grouped by expert, so that each expert's weights are read once for 8 of its columns.
 
 use super::bank::{self, Banks};
 use super::build::Builder;
@@ -21,9 +21,9 @@ const TILE: usize = 8;
 /// Buffers of mixtures, as large as the largest layer needs.
 #[derive(Clone, Copy)]
 pub(super) struct MoeScratch {
-    /// Logits of one column; places and weights behind them.
+    /// Logits of the columns that are decoded; places and weights behind them.
     router: BufferId,
-    /// The shared expert's activations, then the experts'.
+    /// The shared expert's activations of these columns, then the experts'.
     act: BufferId,
     /// Logits of a chunk.
     routers: BufferId,
@@ -45,7 +45,9 @@ struct Layout {
     top_k: usize,
     /// Index of the logit of the shared expert's weight.
     gate: Option<usize>,
-    /// Words of a column's logits in decode, an even number.
+    /// Columns that are decoded side by side.
+    columns: usize,
+    /// Words of a column's logits.
     logits: usize,
     /// Elements of the shared expert's activations, and of an expert's, with padding.
     shared: usize,
@@ -74,7 +76,8 @@ impl Layout {
         Ok(Layout {
             top_k: moe.top_k,
             gate,
-            logits: (experts + 4).next_multiple_of(4),
+            columns: b.columns_decoded() as usize,
+            logits: (experts + 4).next_multiple_of(32),
             shared: moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols.next_multiple_of(32)),
             width: moe.experts.first().map_or(0, |ffn| ffn.down.cols.next_multiple_of(32)),
             tiles: entries.div_ceil(TILE) + experts.min(entries),
@@ -83,14 +86,20 @@ impl Layout {
 
     /// Where a bank's places and weights begin.
     fn routes_at(&self, bank: usize) -> usize {
-        self.logits + bank * 2 * self.top_k
+        self.columns * (self.logits + bank * 2 * self.top_k)
+    }
+
+    /// Where the experts' activations begin.
+    fn act_at(&self) -> usize {
+        self.columns * self.shared
     }
 }
 
 /// The buffers, or `None` for a network without mixtures.
 pub(super) fn scratch(b: &mut Builder, model: &Model) -> Result<Option<MoeScratch>> {
     let mut layouts = Vec::new();
-    for layer in &model.layers {
+    let drafting = model.mtp.iter().filter(|_| b.options.drafts != 0);
+    for layer in model.layers.iter().chain(drafting.flat_map(|mtp| &mtp.layers)) {
         if let FeedForward::Moe(moe) = &layer.ffn {
             layouts.push((Layout::of(b, moe)?, bank::count(b, moe)?));
         }
@@ -104,11 +113,11 @@ pub(super) fn scratch(b: &mut Builder, model: &Model) -> Result<Option<MoeScratc
     let mut buffer = |label: &str, words: usize| b.buffer(label.into(), words as u64 * 4, Fill::Zero);
     Ok(Some(MoeScratch {
         router: buffer("decode.router", widest(&|(l, banks)| l.routes_at(*banks)))?,
-        act: buffer("decode.experts.act", widest(&|(l, _)| l.shared + l.top_k * l.width))?,
-        routers: buffer(
-            "prefill.router",
-            widest(&|(l, _)| l.logits.next_multiple_of(32) * chunk),
+        act: buffer(
+            "decode.experts.act",
+            widest(&|(l, _)| l.act_at() + l.columns * l.top_k * l.width),
         )?,
+        routers: buffer("prefill.router", widest(&|(l, _)| l.logits * chunk))?,
         routes: buffer("prefill.routes", widest(&|(l, _)| 2 * (l.top_k + 1) * chunk))?,
         lists: buffer("prefill.lists", widest(&|(l, _)| 3 * l.tiles + l.top_k * chunk))?,
         acts: buffer("prefill.experts.act", widest(&|(l, _)| l.top_k * l.width * chunk))?,
@@ -289,14 +298,12 @@ impl Walk<'_> {
         let Mixture { layout, scratch, .. } = mixture;
         let Some(first) = mixture.banks.first() else { return };
         let op = Op::MoeCount(kernel::MoeCount {
-            stride: Self::vectors_of(layout.logits) * 4,
+            stride: layout.logits as u32,
         });
-        let runs = [
-            (Mode::Decode, self.fixed.ctl, scratch.router),
-            (Mode::Prefill, self.fixed.ctl, scratch.routers),
-        ];
-        for (mode, ctl, router) in runs {
-            let bindings = [ctl, first.table, router, counts].map(Bind::Buffer).to_vec();
+        for (mode, router) in [(Mode::Decode, scratch.router), (Mode::Prefill, scratch.routers)] {
+            let bindings = [self.scratch(mode).ctl, first.table, router, counts]
+                .map(Bind::Buffer)
+                .to_vec();
             self.push(mode, label, op, None, bindings);
         }
     }
@@ -327,7 +334,7 @@ impl Walk<'_> {
                 row0,
             };
             let norm = self.decode_norm();
-            let stride = Self::vectors_of(layout.logits);
+            let stride = (layout.logits / 4) as u32;
             let begin = [Mode::Decode, Mode::Prefill].map(|mode| self.at(mode));
             self.matvec(from, self.decode.x, norm, (scratch.router, stride), &label);
             self.matmul(from, self.prefill.x, scratch.routers, stride, &label);
@@ -347,8 +354,10 @@ impl Walk<'_> {
             eps,
         } = self.decode_norm();
         let glu = kernel::MoeGlu {
-            y_at: layout.shared as u32,
+            y_at: layout.act_at() as u32,
             y_stride: layout.width as u32,
+            shared_stride: layout.shared as u32,
+            stride: layout.logits as u32,
             square_vectors,
             inv_cols,
             eps,
@@ -409,8 +418,9 @@ impl Walk<'_> {
                     outputs: rows / bank.placed,
                     row0: segment.row0,
                     slots: layout.top_k as u32,
-                    x_at: (layout.shared / 32) as u32,
+                    x_at: (layout.act_at() / 32) as u32,
                     routes_at: layout.routes_at(b) as u32,
+                    y_stride: Self::vectors_of(self.model.hidden),
                 });
                 let bindings = vec![
                     Bind::Weight(bank.down, i),
@@ -430,11 +440,11 @@ impl Walk<'_> {
         let Mixture {
             layout, scratch, gelu, ..
         } = mixture;
-        let ctl = self.fixed.ctl;
+        let ctl = self.prefill.ctl;
         let Some(first) = mixture.banks.first() else { return };
         let bind = |buffers: &[usize]| buffers.iter().copied().map(Bind::Buffer).collect::<Vec<_>>();
         let op = Op::MoeRoute(kernel::MoeRoute {
-            stride: Self::vectors_of(layout.logits) * 4,
+            stride: layout.logits as u32,
             shared_expert: u32::from(mixture.moe.shared.is_some()),
         });
         let bindings = bind(&[ctl, first.table, scratch.routers, scratch.routes]);
@@ -526,7 +536,7 @@ impl Walk<'_> {
             top_k: mixture.layout.top_k as u32,
         });
         let buffers = [
-            self.fixed.ctl,
+            self.prefill.ctl,
             scratch.routes,
             scratch.parts,
             scratch.shared,

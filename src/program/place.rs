@@ -127,6 +127,7 @@ impl Walk<'_> {
                         inv_cols: p.inv_cols,
                         eps: p.eps,
                         has_bias: p.has_bias,
+                        y_stride: p.y_stride,
                     });
                     (op, listed(p.rows, p.row0, p.units), 3)
                 }
@@ -138,6 +139,7 @@ impl Walk<'_> {
                         row0: p.row0,
                         part1: p.part1,
                         part2: p.part2,
+                        y_stride: p.y_stride,
                     });
                     (op, listed(p.rows, p.row0, p.units), 2)
                 }
@@ -154,6 +156,7 @@ impl Walk<'_> {
                         has_bias: p.has_bias,
                         bias_up: p.bias_up,
                         gelu: p.gelu,
+                        y_stride: p.y_stride,
                     });
                     (op, Content::Outputs(masked.axis(p.row0, p.part1)), 3)
                 }

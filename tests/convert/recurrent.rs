@@ -4,7 +4,7 @@ use crate::build::{Copy, Gguf, Meta, converted, fixture, run, source_values, val
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, LayerType, MemoryTensors, NormStyle, Tensors};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::model::{Mixer, bind};
+use cmf_gpu::model::{FeedForward, Mixer, bind};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -82,6 +82,46 @@ fn the_published_layout_gives_the_same_network_and_its_multi_token_head() {
     assert_eq!(head.len(), 15);
     head.iter().for_each(|name| drop(all.remove(name)));
     assert!(all == values(&plain));
+}
+
+/// As Qwen3.5 and Qwen3-Next publish their mixtures: the head's layer has experts of its own, all in two tensors, and the
+/// latter's configuration does not announce it.
+#[test]
+fn the_layer_of_a_multi_token_head_may_be_a_mixture() {
+    let mut source = source_values("qwen3_5_moe_hub");
+    let last = "model.language_model.layers.3.";
+    let layer = source.iter().filter_map(|(name, tensor)| {
+        let part = name.strip_prefix(last)?;
+        Some((format!("mtp.layers.0.{part}"), tensor.clone()))
+    });
+    let layer: Vec<_> = layer.collect();
+    assert!(layer.iter().any(|(name, _)| name.contains("mlp.experts.gate_up_proj")));
+    let norm = source["model.language_model.norm.weight"].clone();
+    let hidden = norm.0[0];
+    source.extend(layer);
+    for part in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+        source.insert(format!("mtp.{part}.weight"), norm.clone());
+    }
+    let fc = vec![0.25; 2 * (hidden * hidden) as usize];
+    source.insert("mtp.fc.weight".into(), (vec![hidden, 2 * hidden], fc));
+    for announced in [true, false] {
+        let copy = Copy::of("qwen3_5_moe_hub");
+        if announced {
+            copy.edit("config.json", |config| {
+                config["text_config"]["mtp_num_hidden_layers"] = 1.into()
+            });
+        }
+        let (_dir, report, container) = converted(copy.tensors(&source).path(), Dtype::Q8Row);
+        assert!(report.dropped.is_empty(), "{:?}", report.dropped);
+        let model = bind(&container.header().arch, &container).unwrap();
+        assert!(model.unused.is_empty());
+        let mtp = model.mtp.unwrap();
+        assert_eq!(mtp.layers.len(), 1);
+        match &mtp.layers[0].ffn {
+            FeedForward::Moe(moe) => assert_eq!((moe.experts.len(), moe.shared.is_some()), (8, true)),
+            FeedForward::Dense(_) => panic!("the head has no experts"),
+        }
+    }
 }
 
 #[test]

@@ -408,6 +408,54 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
 }
 
 #[test]
+fn wrong_strides_between_columns_are_found() {
+    type Spoil = fn(&mut Op);
+    let wrong: &[(&str, Spoil)] = &[
+        ("moe_glu.q8_2f 24x96 3 of 8", |op| match op {
+            Op::MoeGlu(p) => p.stride -= 4,
+            _ => panic!("{op:?}"),
+        }),
+        ("moe_glu.q4tp 24x96 3 of 8", |op| match op {
+            Op::MoeGlu(p) => p.shared_stride -= 32,
+            _ => panic!("{op:?}"),
+        }),
+        ("moe_glu.f16 24x96 3 of 8", |op| match op {
+            Op::MoeGlu(p) => p.routes_at -= 2,
+            _ => panic!("{op:?}"),
+        }),
+        ("moe_down.q8_row 24x96 3 of 8", |op| match op {
+            Op::MoeDown(p) => p.y_stride -= 1,
+            _ => panic!("{op:?}"),
+        }),
+        ("matvec_some.q8_row 33x96 norm bias", |op| match op {
+            Op::MatvecSome(p) => p.y_stride -= 1,
+            _ => panic!("{op:?}"),
+        }),
+        ("matvec_add_some.q4tp 33x96", |op| match op {
+            Op::MatvecAddSome(p) => p.y_stride -= 1,
+            _ => panic!("{op:?}"),
+        }),
+        ("matvec_glu_some.q4_block 33+33x96 norm bias", |op| match op {
+            Op::MatvecGluSome(p) => p.y_stride -= 1,
+            _ => panic!("{op:?}"),
+        }),
+    ];
+    for (name, spoil) in wrong {
+        let case = case(name);
+        let mut bad = case.rig(u64::MAX).unwrap();
+        spoil(&mut bad.plan.programs[0].steps[0].op);
+        refused(&bad, &case);
+    }
+    // As many columns as the step computes: the experts of the last are left out.
+    for name in ["moe_glu.q8_row 24x96 3 of 8", "moe_down.q8_row 24x96 3 of 8"] {
+        let case = case(name);
+        let mut bad = case.rig(u64::MAX).unwrap();
+        bad.plan.programs[0].steps[0].columns -= 1;
+        refused(&bad, &case);
+    }
+}
+
+#[test]
 fn experts_at_each_others_places_are_found() {
     for name in [
         "moe_glu.q8_row 24x96 3 of 8",

@@ -2,15 +2,19 @@
 //! right, wrong and in between. And the draft head computes what was recorded.
 
 use crate::golden::{Recorded, drafted};
-use cmf_gpu::container::{Arch, Container, MemoryTensors, MtpHidden, Tensors};
+use cmf_gpu::container::{Arch, Container, Mask, MaskShape, MemoryTensors, Mtp, MtpHidden, Tensors};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::gpu::GpuExecutor;
+use cmf_gpu::engine::planned;
+use cmf_gpu::gpu::{Device, DeviceOptions, GpuExecutor};
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
-use cmf_gpu::model::bind;
+use cmf_gpu::model::{FeedForward, bind};
+use cmf_gpu::options::{LoadOptions, Speculation};
+use cmf_gpu::parity::{self, Subject};
 use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, DraftMode, Finish, Generation, Session};
+use cmf_gpu::synthetic::{ExpertShape, Shape, synthetic};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -20,6 +24,8 @@ const TOLERANCE: f32 = 1e-3;
 struct Network {
     arch: Arch,
     tensors: Arc<dyn Tensors>,
+    /// In force, where there is one.
+    mask: Option<Mask>,
     _dir: Option<tempfile::TempDir>,
 }
 
@@ -29,12 +35,64 @@ impl Network {
         Network {
             arch: container.header().arch.clone(),
             tensors: container,
+            mask: None,
             _dir: Some(dir),
         }
     }
 
+    /// With a mask that leaves something out.
+    fn masked(mut self, edit: impl FnOnce(&mut Mask)) -> Network {
+        let mut mask = Mask::open(0, "task", MaskShape::of(&self.arch, true));
+        edit(&mut mask);
+        assert!(!mask.is_open());
+        self.mask = Some(mask);
+        self
+    }
+
+    /// With a draft head whose layer is a mixture of experts: the network's last layer once more. It reads the token and little
+    /// else, and the output projection becomes the embedding, so that mostly it drafts the token that was sampled last.
+    fn with_expert_head(mut self) -> Network {
+        let last = format!("model.layers.{}.", self.arch.num_layers - 1);
+        let hidden = self.arch.hidden_size;
+        let mut all = Vec::new();
+        for (id, info) in self.tensors.infos().iter().enumerate() {
+            let payload = self.tensors.bytes(id).unwrap().to_vec();
+            let mut add = |name: String| all.push((name, info.dtype, info.shape.clone(), payload.clone()));
+            if let Some(part) = info.name.strip_prefix(&last) {
+                add(format!("model.mtp.layers.0.{part}"));
+            }
+            if info.name == "model.norm.weight" {
+                for part in ["enorm", "hnorm", "norm"] {
+                    add(format!("model.mtp.{part}.weight"));
+                }
+            }
+            if info.name != "lm_head.weight" {
+                add(info.name.clone());
+            }
+        }
+        let weight = |row: usize, col: usize| match (row == col % hidden, col < hidden) {
+            (true, true) => 24.0,
+            (true, false) => 0.5,
+            (false, _) => 0.0,
+        };
+        let weights = (0..hidden).flat_map(|row| (0..2 * hidden).map(move |col| weight(row, col)));
+        let payload = weights.flat_map(|v| half::f16::from_f32(v).to_le_bytes()).collect();
+        let shape = vec![hidden as u64, 2 * hidden as u64];
+        all.push(("model.mtp.eh_proj.weight".into(), Dtype::F16, shape, payload));
+        self.tensors = Arc::new(MemoryTensors::new(all).unwrap());
+        self.arch.tie_word_embeddings = true;
+        self.arch.mtp = Some(Mtp {
+            num_layers: 1,
+            share_lm_head: true,
+            share_embed: true,
+            hidden: Some(MtpHidden::PreNorm),
+        });
+        self
+    }
+
     fn plan(&self, drafts: u32, ctx: u32, kv: Kv) -> Arc<Plan> {
-        let model = bind(&self.arch, &*self.tensors).unwrap();
+        let mut model = bind(&self.arch, &*self.tensors).unwrap();
+        model.masks.masks = self.mask.iter().cloned().collect();
         let options = PlanOptions {
             ctx,
             chunk: 16,
@@ -44,17 +102,20 @@ impl Network {
             drafts,
             experts: ExpertOptions::default(),
         };
-        Arc::new(plan(&model, &*self.tensors, &options).unwrap())
+        let plan = plan(&model, &*self.tensors, &options).unwrap();
+        Arc::new(plan.with_mask(self.mask.as_ref()).unwrap())
     }
 
     fn executor(&self, plan: &Arc<Plan>, on_host: bool) -> Box<dyn Executor> {
         match on_host {
             true => Box::new(HostExecutor::new(plan.clone(), self.tensors.clone()).unwrap()),
-            false => {
-                let executor = GpuExecutor::new(crate::device(), plan.clone(), &*self.tensors, &mut |_, _| Ok(()));
-                Box::new(executor.unwrap())
-            }
+            false => self.on(crate::device(), plan),
         }
+    }
+
+    fn on(&self, device: Arc<Device>, plan: &Arc<Plan>) -> Box<dyn Executor> {
+        let executor = GpuExecutor::new(device, plan.clone(), &*self.tensors, &mut |_, _| Ok(()));
+        Box::new(executor.unwrap())
     }
 
     fn session(&self, drafts: u32, ctx: u32) -> Session {
@@ -117,18 +178,29 @@ fn ask(session: &mut Session, prompt: &[u32], ask: &Ask) -> Answer {
 
 const PROMPT: [u32; 7] = [51, 457, 310, 294, 82, 262, 220];
 
-/// A long greedy answer with any number of drafts; the share of drafts that stood.
+/// A long answer with any number of drafts; the share of drafts that stood.
 fn long_answers_are_the_same(name: &str, drafts: &[u32], asked: &Ask) -> f64 {
-    let network = Network::golden(name);
-    let plain = ask(&mut network.session(0, 640), &PROMPT, asked);
-    assert_eq!((plain.tokens.len(), plain.finish), (520, Finish::Length));
+    assert_eq!(asked.generation.max_tokens, 520);
+    same_answers(name, &Network::golden(name), drafts, asked)
+}
+
+/// The answer of a network without drafts, with any number of them; the share of drafts that stood.
+fn same_answers(name: &str, network: &Network, drafts: &[u32], asked: &Ask) -> f64 {
+    let tokens = asked.generation.max_tokens;
+    let ctx = tokens as u32 + 120;
+    let plain = ask(&mut network.session(0, ctx), &PROMPT, asked);
+    assert_eq!((plain.tokens.len(), plain.finish), (tokens, Finish::Length));
     let (mut all, mut stood) = (0, 0);
     for &k in drafts {
-        let mut session = network.session(k, 640);
+        let mut session = network.session(k, ctx);
         let found = ask(&mut session, &PROMPT, asked);
         assert!(found == plain, "{name} with {k} drafts");
         let speculated = session.speculated();
-        assert_eq!(speculated.rounds + speculated.accepted, 519, "{name} with {k} drafts");
+        assert_eq!(
+            speculated.rounds + speculated.accepted,
+            tokens as u64 - 1,
+            "{name} with {k} drafts"
+        );
         all += speculated.drafted;
         stood += speculated.accepted;
     }
@@ -151,36 +223,261 @@ fn greedy_answers_with_a_head_and_recurrent_layers() {
 #[test]
 fn answers_by_lookup() {
     long_answers_are_the_same("gemma2", &[2], &greedy(520));
-    // A bonus for what was said before makes an answer repeat itself, and then almost every draft stands.
+    let share = long_answers_are_the_same("llama_tied", &[1, 3, 7], &repetitive(520));
+    assert!(share > 0.9, "{share}");
+}
+
+/// A bonus for what was said before makes an answer repeat itself, so that many drafts stand.
+fn repetitive(max_tokens: usize) -> Ask {
     let sampling = Sampling {
         frequency_penalty: -1.0,
         ..Sampling::greedy()
     };
-    let share = long_answers_are_the_same("llama_tied", &[1, 3, 7], &sampled(sampling, 520));
-    assert!(share > 0.9, "{share}");
+    sampled(sampling, max_tokens)
 }
 
 #[test]
-fn a_mixture_of_experts_is_not_drafted_for() {
-    let network = Network::golden("qwen3_moe");
-    let model = bind(&network.arch, &*network.tensors).unwrap();
-    let options = |drafts| PlanOptions {
-        ctx: 64,
-        chunk: 16,
-        kv: Kv::F16,
-        max_binding: 1 << 30,
-        all_logits: false,
-        drafts,
-        experts: ExpertOptions::default(),
+fn answers_of_mixtures_by_lookup() {
+    for name in ["qwen3_moe", "qwen2_moe", "qwen3_5_moe_hub", "qwen3_next"] {
+        let network = Network::golden(name);
+        same_answers(name, &network, &[2, 7], &greedy(136));
+        let share = same_answers(name, &network, &[1, 2, 3, 4, 5, 6, 7], &repetitive(160));
+        assert!(share > 0.8, "{name}: {share}");
+    }
+}
+
+#[test]
+fn answers_with_a_head_that_is_a_mixture() {
+    for name in ["qwen3_moe", "qwen2_moe", "qwen3_5_moe"] {
+        let network = Network::golden(name).with_expert_head();
+        let plan = network.plan(3, 64, Kv::F16);
+        assert!(plan.fixed.head.is_some(), "{name}");
+        same_answers(name, &network, &[3], &greedy(136));
+        let share = same_answers(name, &network, &[1, 2, 3, 5, 7], &repetitive(136));
+        assert!(share > 0.5, "{name}: {share}");
+    }
+}
+
+/// Networks of which a mask leaves out neurons, heads, layers and experts, as far as each has them.
+fn masked_networks() -> Vec<(&'static str, Network)> {
+    let every_third = |mask: &mut Mask, layer: usize, neurons: usize| {
+        (0..neurons)
+            .filter(|i| i % 3 == 1 || (32..96).contains(i))
+            .for_each(|i| mask.set_ffn(layer, i, false).unwrap());
     };
-    assert!(plan(&model, &*network.tensors, &options(0)).is_ok());
-    let err = plan(&model, &*network.tensors, &options(1)).unwrap_err();
-    assert_eq!(err.kind, cmf_gpu::Kind::UnsupportedModel);
+    let experts = |mask: &mut Mask| {
+        // In the last layer fewer than a token takes.
+        for (layer, expert) in [(2, 1), (2, 4), (2, 5)]
+            .into_iter()
+            .chain((1..8).map(|expert| (3, expert)))
+        {
+            mask.set_expert(layer, expert, false).unwrap();
+        }
+        mask.set_head(3, 1, false).unwrap();
+    };
+    let mut looped = Network::golden("qwen2");
+    looped.arch.num_loops = 2;
+    let looped = looped.masked(|mask| {
+        every_third(mask, 0, 160);
+        every_third(mask, 4, 64);
+        mask.set_head(5, 1, false).unwrap();
+        mask.set_layer(1, false).unwrap();
+    });
+    let dense = |mask: &mut Mask| {
+        every_third(mask, 0, 128);
+        mask.set_head(1, 0, false).unwrap();
+        mask.set_layer(2, false).unwrap();
+    };
+    // The head was trained for the whole network.
+    let light = |mask: &mut Mask| {
+        [3, 83].iter().for_each(|&i| mask.set_ffn(0, i, false).unwrap());
+    };
+    vec![
+        ("qwen2, twice", looped),
+        ("gemma2", Network::golden("gemma2").masked(dense)),
+        ("qwen3_mtp", Network::golden("qwen3_mtp").masked(light)),
+        ("qwen3_moe", Network::golden("qwen3_moe").masked(experts)),
+        (
+            "qwen3_moe with a head",
+            Network::golden("qwen3_moe").with_expert_head().masked(experts),
+        ),
+    ]
+}
+
+#[test]
+fn answers_under_masks() {
+    for (name, mut network) in masked_networks() {
+        let mask = network.mask.take();
+        let without = ask(&mut network.session(0, 256), &PROMPT, &greedy(136));
+        network.mask = mask;
+        let masked = ask(&mut network.session(0, 256), &PROMPT, &greedy(136));
+        assert!(without.tokens != masked.tokens, "{name}: the mask changes nothing");
+        let shares = [
+            same_answers(name, &network, &[1, 2, 3, 4, 5, 6, 7], &greedy(136)),
+            same_answers(name, &network, &[3], &repetitive(136)),
+        ];
+        assert!(shares.iter().any(|&share| share > 0.01), "{name}: {shares:?}");
+    }
+}
+
+/// Every column of rounds of so many against decoding the same tokens one by one, with the same plan: logits to the bit, the
+/// later ones with what the earlier ones left in caches and states.
+fn columns_are_decoded_tokens(name: &str, network: &Network, device: &Arc<Device>, drafts: u32) {
+    let plan = network.plan(drafts, 96, Kv::F16);
+    let logits = plan.program(Which::Decode).logits.unwrap();
+    let stride = (plan.vocab as usize).next_multiple_of(32);
+    let tokens: Vec<u32> = (0..24).map(|i| i * 211 % plan.vocab).collect();
+    let run = |which: Which, width: usize| -> Vec<u32> {
+        let mut executor = network.on(device.clone(), &plan);
+        let settings = Sampling::greedy().words(&[]).unwrap();
+        executor.write(plan.fixed.settings, &settings).unwrap();
+        let mut all = Vec::new();
+        for (round, tokens) in tokens.chunks(width).enumerate() {
+            let mut ctl = Ctl {
+                pos: (round * width) as u32,
+                columns: tokens.len() as u32,
+                last: 96,
+                ..Ctl::default()
+            };
+            ctl.tokens[..tokens.len()].copy_from_slice(tokens);
+            executor.write(plan.fixed.ctl, bytemuck::cast_slice(&[ctl])).unwrap();
+            let extent = Extent {
+                columns: tokens.len() as u32,
+                end: (round * width + tokens.len()) as u32,
+            };
+            let ticket = executor.submit(which, extent).unwrap();
+            executor.wait(ticket).unwrap();
+            all.extend(executor.read(logits, 0, stride * tokens.len()).unwrap());
+        }
+        all
+    };
+    let single = run(Which::Decode, 1);
+    let together = run(Which::Round, drafts as usize + 1);
+    for (position, (a, b)) in single.chunks(stride).zip(together.chunks(stride)).enumerate() {
+        assert!(
+            a == b,
+            "{name}, {drafts} drafts: the logits of position {position} differ"
+        );
+    }
+}
+
+#[test]
+fn columns_of_rounds_are_decoded_tokens_to_the_bit() {
+    let tree = crate::open(DeviceOptions {
+        force_tree: true,
+        ..DeviceOptions::default()
+    });
+    let mixtures = ["qwen3_moe", "qwen2_moe", "qwen3_next", "qwen3_5_moe"];
+    let mixtures = mixtures.map(|name| (name, Network::golden(name)));
+    // Heads would draft in the rounds.
+    let masked = masked_networks()
+        .into_iter()
+        .filter(|(_, network)| network.arch.mtp.is_none());
+    for (name, network) in mixtures.into_iter().chain(masked) {
+        for drafts in 1..=7 {
+            columns_are_decoded_tokens(name, &network, &crate::device(), drafts);
+        }
+        columns_are_decoded_tokens(name, &network, &tree, 4);
+    }
+}
+
+#[test]
+fn every_step_of_rounds_of_mixtures_and_under_masks_is_right() {
+    let mixtures = ["qwen2_moe", "qwen3_moe"].map(|name| (name, Network::golden(name).with_expert_head()));
+    let recurrent = [("qwen3_next", Network::golden("qwen3_next"))];
+    for (name, network) in mixtures.into_iter().chain(recurrent).chain(masked_networks()) {
+        let plan = network.plan(3, 48, Kv::F16);
+        let subject = Subject {
+            plan,
+            tensors: network.tensors.clone(),
+        };
+        let outcome = parity::programs(&crate::device(), &subject, &subject, &mut |_, _, _| Ok(())).unwrap();
+        assert_eq!(outcome.passed, outcome.cases, "{name}: {:?}", outcome.failed);
+        let kinds = outcome.worst.iter().map(|kind| kind.0.as_str());
+        let judged = kinds.filter(|kind| kind.starts_with("round ")).count();
+        assert!(judged > 5, "{name}: {judged} kernels in rounds");
+    }
+}
+
+#[test]
+fn a_round_reads_the_experts_of_every_column_and_takes_as_many_dispatches() {
+    for name in ["qwen3_moe", "qwen2_moe", "qwen3_5_moe"] {
+        let network = Network::golden(name);
+        let model = bind(&network.arch, &*network.tensors).unwrap();
+        let plan = network.plan(2, 64, Kv::F16);
+        let labels = |which: Which| -> Vec<String> {
+            let steps = plan.program(which).steps.iter();
+            steps.map(|step| step.label.clone()).collect()
+        };
+        assert_eq!(labels(Which::Round), labels(Which::Decode));
+        // Of f16 weights, two bytes each: what a token takes, and the shared expert's gate and up projections with it.
+        let mut bytes = 0;
+        for layer in &model.layers {
+            if let FeedForward::Moe(moe) = &layer.ffn {
+                let width = moe.experts[0].down.cols;
+                let shared = moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols);
+                bytes += 2 * model.hidden * (3 * width * moe.top_k + 2 * shared);
+            }
+        }
+        assert!(bytes > 0);
+        let more = plan.weight_bytes_read(Which::Round) - plan.weight_bytes_read(Which::Decode);
+        assert_eq!(more, 2 * bytes as u64, "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_combined_with_drafts_goes_without_and_says_so() {
+    let shape = Shape {
+        hidden: 128,
+        heads: 4,
+        head_dim: 32,
+        vocab: 128,
+        experts: Some(ExpertShape {
+            count: 64,
+            top_k: 4,
+            width: 128,
+            shared: 64,
+        }),
+        delta: None,
+        ..Shape::named("qwen3.5-35b-a3b").unwrap().with_layers(4).unwrap()
+    };
+    let (arch, tensors) = synthetic(&shape, Dtype::Q8Row).unwrap();
+    let options = LoadOptions {
+        ctx: Some(128),
+        speculation: Speculation::Drafts(3),
+        ..LoadOptions::default()
+    };
+    let free = planned(&arch, &tensors, &options).unwrap();
+    assert_eq!((free.plan.drafts, free.notice), (3, None));
+    let counted = LoadOptions {
+        count_routes: true,
+        ..options.clone()
+    };
+    let counted = planned(&arch, &tensors, &counted).unwrap();
+    assert!(counted.plan.drafts == 0 && !counted.plan.routed.is_empty());
+    assert!(
+        counted
+            .notice
+            .unwrap()
+            .contains("nothing is drafted while it is counted")
+    );
+    let needs = free.plan.weight_bytes() + free.plan.buffer_bytes();
+    let paged = LoadOptions {
+        vram_mb: Some(needs / (1 << 20) - 2),
+        ..options
+    };
+    let paged = planned(&arch, &tensors, &paged).unwrap();
+    assert!(paged.plan.drafts == 0 && !paged.plan.paged.is_empty());
+    let said = paged.notice.unwrap();
+    assert!(
+        said.contains("nothing is drafted while experts are fetched; ") && said.contains("of 64 experts"),
+        "{said}"
+    );
 }
 
 #[test]
 fn sampled_answers_are_the_same() {
-    for name in ["qwen3_mtp", "llama_tied", "qwen3_5_hub"] {
+    for name in ["qwen3_mtp", "llama_tied", "qwen3_5_hub", "qwen3_moe"] {
         let network = Network::golden(name);
         for (seed, penalty) in [(1, 1.0), (2, 1.3)] {
             let sampling = Sampling {

@@ -171,7 +171,7 @@ impl Table {
                         ties: flags & 8 != 0,
                         outputs: 2,
                         cols: 32,
-                        columns: if part == MoePart::Glu { vec![1] } else { vec![9] },
+                        columns: if part == MoePart::Glu { vec![2] } else { vec![9] },
                         ..plain(part, Dtype::F32)
                     };
                     self.add_moe("", moe);
@@ -237,7 +237,7 @@ fn plain(part: MoePart, dtype: Dtype) -> Moe {
         amplitude: 1.0,
         overlay: Overlay::Sparse,
         columns: match part {
-            MoePart::Glu | MoePart::Down => vec![1, 1, 1],
+            MoePart::Glu | MoePart::Down => vec![1, 8, 3],
             _ => vec![1, 5, 33],
         },
         max_binding: WHOLE,

@@ -111,6 +111,7 @@ impl Maker {
                     inv_cols,
                     eps,
                     has_bias,
+                    y_stride,
                 }),
                 Product::MatvecAddSome => Op::MatvecAddSome(kernel::MatvecAddSome {
                     rows,
@@ -118,6 +119,7 @@ impl Maker {
                     row0,
                     part1,
                     part2,
+                    y_stride,
                 }),
                 Product::MatvecGluSome => Op::MatvecGluSome(kernel::MatvecGluSome {
                     rows,
@@ -131,6 +133,7 @@ impl Maker {
                     has_bias,
                     bias_up,
                     gelu,
+                    y_stride,
                 }),
                 Product::Matmul => Op::Matmul(kernel::Matmul {
                     rows,
@@ -263,8 +266,8 @@ impl Maker {
             }
             // Overlays are summed whole, so what a list leaves out must be zero for them.
             if !lists.is_empty() && !spec.product.is_pair() && has_overlay {
-                for (unit, values) in values.chunks_exact_mut(32).enumerate() {
-                    if !is_named(unit) {
+                for (number, values) in values.chunks_exact_mut(32).enumerate() {
+                    if !is_named(number % units) {
                         values.fill(0);
                     }
                 }

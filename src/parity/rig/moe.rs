@@ -151,12 +151,15 @@ impl MoeRig<'_> {
     fn glu(&mut self, maker: &mut Maker) {
         let spec = self.spec;
         let (units, width) = (spec.cols.div_ceil(32), spec.outputs.next_multiple_of(32));
-        let (_, logits) = self.logits_len();
-        let x = maker.buffer("x", units * 32);
-        let squares = maker.buffer("squares.in", spec.cols.div_ceil(16) * 4);
-        let router = maker.buffer("router", logits + 2 * spec.top_k);
-        let y_at = self.shared.next_multiple_of(32);
-        let y = maker.buffer("y", y_at + spec.top_k * width);
+        let (most, (_, logits)) = (self.most(), self.logits_len());
+        let sums = (spec.cols.div_ceil(16) * 4).next_multiple_of(32);
+        let x = maker.buffer("x", units * 32 * most);
+        let squares = maker.buffer("squares.in", sums * most);
+        let routes_at = logits * most;
+        let router = maker.buffer("router", routes_at + 2 * spec.top_k * most);
+        let shared_stride = self.shared.next_multiple_of(32);
+        let y_at = shared_stride * most;
+        let y = maker.buffer("y", y_at + spec.top_k * width * most);
         for (i, segment) in maker.matrices[0].clone().segments.iter().enumerate() {
             let rows = segment.geometry.rows;
             let op = Op::MoeGlu(kernel::MoeGlu {
@@ -169,7 +172,9 @@ impl MoeRig<'_> {
                 row0: segment.row0,
                 y_at: y_at as u32,
                 y_stride: width as u32,
-                routes_at: logits as u32,
+                shared_stride: shared_stride as u32,
+                stride: logits as u32,
+                routes_at: routes_at as u32,
                 square_vectors: spec.cols.div_ceil(16) as u32,
                 inv_cols: 1.0 / spec.cols as f32,
                 eps: 1e-2,
@@ -177,15 +182,18 @@ impl MoeRig<'_> {
             });
             let buffers = [x, squares, self.table, router, y].map(Bind::Buffer);
             maker.step(op, [&[Bind::Weight(0, i)], &buffers[..]].concat());
+            maker.widen(most as u32);
         }
         for &columns in &spec.columns {
-            let sums = maker.random.floats(spec.cols.div_ceil(4), 1.0);
-            let sums: Vec<f32> = sums.into_iter().map(f32::abs).collect();
+            let n = columns as usize;
+            let mut all = padded(&mut maker.random, n, spec.cols.div_ceil(4), sums, 1.0);
+            all.iter_mut()
+                .for_each(|word| *word = f32::from_bits(*word).abs().to_bits());
             let inputs = vec![
                 (self.table, self.table(&mut maker.random)),
-                (router, self.logits(&mut maker.random)),
-                (x, padded(&mut maker.random, 1, spec.cols, units * 32, 1.0)),
-                (squares, padded_sums(&sums, spec.cols.div_ceil(16) * 4)),
+                (router, self.columns_of_logits(maker, columns)),
+                (x, padded(&mut maker.random, n, spec.cols, units * 32, 1.0)),
+                (squares, all),
             ];
             maker.round(0, columns, inputs);
         }
@@ -193,13 +201,14 @@ impl MoeRig<'_> {
 
     fn down(&mut self, maker: &mut Maker) {
         let spec = self.spec;
-        let units = spec.cols.div_ceil(32);
+        let (most, units) = (self.most(), spec.cols.div_ceil(32));
         let len = spec.outputs.next_multiple_of(32);
+        let sums = (len / 4).next_multiple_of(32);
         let (x_at, routes_at) = (2, 6);
-        let router = maker.buffer("router", routes_at + 2 * spec.top_k);
-        let x = maker.buffer("x", (x_at + spec.top_k * units) * 32);
-        let h = maker.buffer("h", len);
-        let (hg, squares) = (maker.buffer("hg", len), maker.buffer("squares", len / 4));
+        let router = maker.buffer("router", routes_at + 2 * spec.top_k * most);
+        let x = maker.buffer("x", (x_at + spec.top_k * units * most) * 32);
+        let h = maker.buffer("h", len * most);
+        let (hg, squares) = (maker.buffer("hg", len * most), maker.buffer("squares", sums * most));
         for (i, segment) in maker.matrices[0].clone().segments.iter().enumerate() {
             let rows = segment.geometry.rows as u32;
             let op = Op::MoeDown(kernel::MoeDown {
@@ -211,6 +220,7 @@ impl MoeRig<'_> {
                 slots: spec.top_k as u32,
                 x_at: x_at as u32,
                 routes_at: routes_at as u32,
+                y_stride: (len / 4) as u32,
             });
             let bindings = vec![
                 Bind::Weight(0, i),
@@ -222,16 +232,20 @@ impl MoeRig<'_> {
                 Bind::Buffer(squares),
             ];
             maker.step(op, bindings);
+            maker.widen(most as u32);
         }
         for &columns in &spec.columns {
+            let n = columns as usize;
             let mut routes = vec![0; routes_at];
-            for expert in self.chosen(&mut maker.random) {
-                let weight = Random::unit(maker.random.bits());
-                routes.extend([self.places[expert as usize], weight.to_bits()]);
+            for _ in 0..n {
+                for expert in self.chosen(&mut maker.random) {
+                    let weight = Random::unit(maker.random.bits());
+                    routes.extend([self.places[expert as usize], weight.to_bits()]);
+                }
             }
             let mut activations = vec![0; x_at * 32];
-            activations.extend(padded(&mut maker.random, spec.top_k, spec.cols, units * 32, 1.0));
-            let stream = padded(&mut maker.random, 1, spec.outputs, len, 1.0);
+            activations.extend(padded(&mut maker.random, n * spec.top_k, spec.cols, units * 32, 1.0));
+            let stream = padded(&mut maker.random, n, spec.outputs, len, 1.0);
             maker.round(0, columns, vec![(router, routes), (x, activations), (h, stream)]);
         }
     }
@@ -401,11 +415,4 @@ impl MoeRig<'_> {
             maker.round(0, columns, inputs);
         }
     }
-}
-
-/// Sums of squares, padded with zeros.
-fn padded_sums(sums: &[f32], len: usize) -> Vec<u32> {
-    let mut words = words(sums);
-    words.resize(len, 0);
-    words
 }

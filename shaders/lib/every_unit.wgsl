@@ -1,0 +1,4 @@
+// The units of a row that are summed: all of them.
+fn unit_count() -> u32 { return params.units; }
+
+fn unit_at(entry: u32) -> u32 { return entry; }
