@@ -24,7 +24,7 @@ pub fn synthetic(shape: &Shape, quant: Dtype) -> Result<(Arch, Synthetic)> {
     for (name, part, dims) in shape.tensors() {
         let requested = match (part, quant) {
             (_, Dtype::F32 | Dtype::F16 | Dtype::Bf16) => quant,
-            (Part::Table, Dtype::Q4Block | Dtype::Q4Tiled | Dtype::Q4tp) => Dtype::Q82f,
+            (Part::Table, Dtype::Q4Block | Dtype::Q4Tiled | Dtype::Q4tp | Dtype::Q1) => Dtype::Q82f,
             (Part::Choice, _) => Dtype::F16,
             (Part::Table | Part::Matrix, _) => quant,
         };
@@ -175,8 +175,12 @@ fn payload(info: &TensorInfo, seed: u64) -> Vec<u8> {
                 halves(&mut ladder[2..], 1.0 / 16.0);
             }
         }
+        Dtype::Q1 => {
+            random(&mut bytes);
+            bytes.chunks_exact_mut(6).for_each(|group| halves(&mut group[..2], sd));
+        }
         // `synthetic` refuses these: their size depends on what they hold.
-        Dtype::Vbit | Dtype::VbitRo | Dtype::Q1 | Dtype::Q1s | Dtype::Q1t => random(&mut bytes),
+        Dtype::Vbit | Dtype::VbitRo | Dtype::Q1s | Dtype::Q1t => {}
     }
     bytes
 }
@@ -205,6 +209,7 @@ mod tests {
             Dtype::Q4Block,
             Dtype::Q4Tiled,
             Dtype::Q4tp,
+            Dtype::Q1,
         ] {
             let (_, model) = synthetic(&Shape::named("smollm2-135m").unwrap(), dtype).unwrap();
             let id = model.find("model.layers.3.mlp.down_proj.weight").unwrap();

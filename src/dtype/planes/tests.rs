@@ -316,7 +316,7 @@ fn no_rows_but_narrow_ones_take_more_than_that() {
             true => 32,
             false => 1,
         };
-        let found = (step..8192).step_by(step).filter(more).next_back();
+        let found = (step..8192).step_by(step).rfind(more);
         assert_eq!(found, Some(widest), "{}", dtype.name());
     }
 }
