@@ -1,10 +1,14 @@
 // What one logical lane adds to the dot products of four rows with four or eight columns, whose sums would take too many
-// registers: those of rows r1 and r3 lie in workgroup memory, where every thread has places of its own, and those of r2 too
-// where rows come one after another. The columns take turns as in columns_near.wgsl. A row that only repeats the one before
-// it is not summed, since nobody stores it; and as what follows such a condition begins when what precedes it is done, drivers
-// do not load all rows' weights at once.
+// registers: those of rows r1 and r3 lie in workgroup memory, where every thread has places of its own, and where that is not
+// enough those of r2 too. The columns take turns as in columns_near.wgsl. A row that only repeats the one before it is not
+// summed, since nobody stores it; and as what follows such a condition begins when what precedes it is done, drivers do not
+// load all rows' weights at once.
+
+// Whether only the sums of r0 stay in registers: where rows take many, and where their units are looked up for eight columns.
+const ONE_NEAR: bool = APART || (LISTED && COLS > 4u);
+
 var<workgroup> far: array<vec2<f32>, COLS * THREADS>;
-var<workgroup> far_too: array<f32, select(1u, COLS * THREADS, APART)>;
+var<workgroup> far_too: array<f32, select(1u, COLS * THREADS, ONE_NEAR)>;
 
 // The sums of r0 and r2 after c0 got this value, with the next column's in c0.
 fn turned(s: Pairs, value: vec2<f32>) -> Pairs {
@@ -60,7 +64,7 @@ fn lane_rows(thread: u32, rows: Rows4, logical: u32) -> Pairs {
         let at = column * THREADS + thread;
         var value = near.c0;
         value.x = grown(value.x, rows.r0, unit, v, sum);
-        if (APART) {
+        if (ONE_NEAR) {
             if (!repeats.y) { far_too[at] = grown(far_too[at], rows.r2, unit, v, sum); }
             if (!repeats.x) { far[at].x = grown(far[at].x, rows.r1, unit, v, sum); }
             if (!repeats.z) { far[at].y = grown(far[at].y, rows.r3, unit, v, sum); }
@@ -83,14 +87,14 @@ fn lane_rows(thread: u32, rows: Rows4, logical: u32) -> Pairs {
 fn four(thread: u32, near: vec2<f32>, column: u32) -> vec4<f32> {
     let at = column * THREADS + thread;
     let others = far[at];
-    if (APART) { return vec4<f32>(near.x, others.x, far_too[at], others.y); }
+    if (ONE_NEAR) { return vec4<f32>(near.x, others.x, far_too[at], others.y); }
     return vec4<f32>(near.x, others.x, near.y, others.y);
 }
 
 fn lane_columns(thread: u32, rows: Rows4, logical: u32) -> Sums {
     for (var column = 0u; column < COLS; column += 1u) {
         far[column * THREADS + thread] = vec2<f32>(0.0);
-        if (APART) { far_too[column * THREADS + thread] = 0.0; }
+        if (ONE_NEAR) { far_too[column * THREADS + thread] = 0.0; }
     }
     var near: Pairs;
     if (PREPARES_X && TWO_PARTS) { near = lane_parts(thread, rows, logical); } else { near = lane_rows(thread, rows, logical); }
