@@ -126,7 +126,7 @@ pub enum Target<'a> {
 
 /// Converts as [`convert`] does, to one file or to several. Returns the files as well.
 ///
-/// Errors: those of [`convert`], and of [`SplitWriter`].
+/// Errors: those of [`convert`], and of [`SplitWriter`](crate::container::SplitWriter).
 pub fn convert_to(
     src: &Path,
     target: Target,
