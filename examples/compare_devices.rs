@@ -27,13 +27,24 @@ const TOKENS: usize = 32;
 
 /// Kernels with exp or tanh, of which drivers promise no last bit. All others multiply, add, divide, take square roots or
 /// move numbers.
-const INEXACT: [&str; 6] = [
+const INEXACT: [&str; 17] = [
     "attn_block",
+    "attn_block_some",
     "attn_chunk",
+    "attn_chunk_some",
     "attn_merge",
+    "attn_merge_some",
     "cap",
+    "delta_net",
+    "glu",
     "matmul_glu",
+    "matmul_glu_some",
     "matvec_glu",
+    "matvec_glu_some",
+    "moe_count",
+    "moe_glu",
+    "moe_matmul_glu",
+    "moe_route",
 ];
 
 /// How the cases of one kernel and type came out.
