@@ -27,7 +27,7 @@ const TOKENS: usize = 32;
 
 /// Kernels with exp or tanh, of which drivers promise no last bit. All others multiply, add, divide, take square roots or
 /// move numbers.
-const INEXACT: [&str; 17] = [
+const INEXACT: [&str; 16] = [
     "attn_block",
     "attn_block_some",
     "attn_chunk",
@@ -41,7 +41,6 @@ const INEXACT: [&str; 17] = [
     "matmul_glu_some",
     "matvec_glu",
     "matvec_glu_some",
-    "moe_count",
     "moe_glu",
     "moe_matmul_glu",
     "moe_route",

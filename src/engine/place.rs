@@ -422,7 +422,8 @@ fn with_drafts(
         }
         // Nobody asked for drafts: what has no room for them runs without.
         (Ok(fitted), Speculation::Auto) => with(fitted, Some(format!("the draft head is not used: {}", err.message))),
-        (Err(undrafted), Speculation::Auto) => Err(undrafted),
+        // What is wrong without drafts is what is wrong.
+        (Err(undrafted), _) => Err(undrafted),
         _ => Err(err),
     }
 }

@@ -302,10 +302,14 @@ pub fn apply(base: &Path, skill: &Path, out: &Path, force: bool, progress: Progr
         }
     }
     let masks = skill.masks().or(base.masks());
-    skill
-        .skills()
-        .iter()
-        .try_for_each(|record| record.mask_task(masks).map(drop))?;
+    for record in skill.skills() {
+        if let Some(task) = record.mask_task(masks)? {
+            notes.push(format!(
+                "skill '{0}' goes with the task '{task}': --skill {0} brings it, and so does --task {task}",
+                record.id
+            ));
+        }
+    }
     let part = |(id, info): (usize, &TensorInfo)| match skill.find(&info.name) {
         Some(other) => Part::copy(&skill, other, &skill.infos()[other]),
         None => Part::copy(&base, id, info),

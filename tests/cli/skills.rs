@@ -206,6 +206,21 @@ fn masked(dir: &TempDir) -> String {
     model
 }
 
+#[test]
+fn what_a_skill_is_made_into_is_told_its_mask() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = &masked(&dir);
+    let (base, cut, made) = (
+        file(&dir, "base.cmf", ""),
+        file(&dir, "cut.cmf", ""),
+        file(&dir, "made.cmf", ""),
+    );
+    std::fs::copy(interop("qwen2-q8_row-densemasks.cmf"), &base).unwrap();
+    run(&["skill", "export", model, "s", "--base", &base, "-o", &cut, "--json"]).json();
+    let notes = run(&["skill", "apply", &base, &cut, "-o", &made, "--json"]).json()["notes"].to_string();
+    assert!(notes.contains("--task narrow"), "{notes}");
+}
+
 const FLAGS: [&str; 6] = ["--prompt-tokens", "5,6,7,8,9,10", "--greedy", "-n", "6", "--json"];
 
 #[test]
