@@ -475,7 +475,7 @@ impl Kernel {
             },
             Kernel::AttnMerge => &Row {
                 stem: "attn_merge",
-                libs: &["vector", "ctl", "attention", "gate"],
+                libs: &["vector", "ctl", "attention", "gate", "attention_merge"],
                 bindings: &[("ctl", Read), ("part", Read), ("qkv", Read), ("y", Write)],
                 threads: Some(64),
                 weights: false,
@@ -512,7 +512,7 @@ impl Kernel {
             },
             Kernel::AttnMergeSome => &Row {
                 stem: "attn_merge_some",
-                libs: &["vector", "ctl", "attention", "gate"],
+                libs: &["vector", "ctl", "attention", "gate", "attention_merge"],
                 bindings: &[
                     ("ctl", Read),
                     ("part", Read),

@@ -13,7 +13,7 @@ macro_rules! files {
     };
 }
 
-const LIB: &[(&str, &str)] = files!("lib": "attention" "attention_chunk" "canon" "columns_apart" "columns_near" "ctl" "every_unit" "experts" "gate" "glu" "grid" "kv_f16" "kv_f32" "listed" "matmul"
+const LIB: &[(&str, &str)] = files!("lib": "attention" "attention_chunk" "attention_merge" "canon" "columns_apart" "columns_near" "ctl" "every_unit" "experts" "gate" "glu" "grid" "kv_f16" "kv_f32" "listed" "matmul"
     "matmul_pair" "matmul_tile" "matvec" "moe_tile" "norm_scale" "parts" "route" "team_subgroup" "team_tree" "tile_every" "tile_listed" "vector" "weights");
 const DTYPE: &[(&str, &str)] = files!("dtype": "bf16" "bits1_codes" "bits2_codes" "bits_n" "f16" "f32" "group"
     "group_overlay" "i8" "i8_codes" "i8_col" "nib4_codes" "nib4_ladder" "no_overlay" "wide16");

@@ -42,7 +42,7 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype
     let layers = tensors.iter().filter_map(|tensor| layer(&tensor.name)).max();
     let layers = layers.map_or(0, |last| last.saturating_add(1));
     let (mut dtypes, mut outermost, mut sensitive, mut shapes) = (Vec::new(), 0, 0, BTreeMap::new());
-    let mut outer_layers = 0;
+    let mut in_outer_layers = 0;
     for tensor in tensors {
         let chosen = chosen(&tensor.name, options);
         let requested = chosen.unwrap_or_else(|| by_role(&tensor.name, options.quant, layers));
@@ -55,7 +55,7 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype
                     .push(tensor.name.as_str()),
                 _ if chosen.is_some() || requested == options.quant => {}
                 Dtype::F16 => sensitive += 1,
-                Dtype::VbitRo => outer_layers = layers / LAYERS_AN_OUTER,
+                Dtype::VbitRo => in_outer_layers += 1,
                 _ => outermost += 1,
             }
         }
@@ -68,13 +68,11 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype
             "embedding and output projection are q8_2f, the other matrices {quant}"
         ));
     }
-    if outer_layers > 0 {
-        let bits = options.mean_bits.unwrap_or(OUTER_BITS);
-        let which = match outer_layers {
-            1 => "the first and the last layer are".to_owned(),
-            _ => format!("the first {outer_layers} and the last {outer_layers} layers are"),
-        };
-        notes.push(format!("{which} vbit_ro, with a mean of {bits} bits"));
+    if in_outer_layers > 0 {
+        let (outer, bits) = (layers / LAYERS_AN_OUTER, options.mean_bits.unwrap_or(OUTER_BITS));
+        notes.push(format!(
+            "{in_outer_layers} matrices are vbit_ro, with a mean of {bits} bits: those of the first and last {outer} of {layers} layers"
+        ));
     }
     if sensitive > 0 {
         notes.push(format!(

@@ -216,7 +216,7 @@ impl Bound<'_> {
         self.blocks(&shape!(p, p.positions), p.blocks as usize, &heads, 4)
     }
 
-    pub(super) fn attn_block_some(&mut self, p: &kernel::AttnBlockSome) -> Result<()> {
+    pub(super) fn attn_block_some(&mut self, p: &kernel::AttnBlock) -> Result<()> {
         let (heads, _) = self.listed_heads(4, p.heads)?;
         self.blocks(&shape!(p, p.positions), p.blocks as usize, &heads, 5)
     }
@@ -250,7 +250,7 @@ impl Bound<'_> {
         self.merged(&shape!(p, 0), [p.blocks, p.y_stride].map(|n| n as usize), &heads, 3)
     }
 
-    pub(super) fn attn_merge_some(&mut self, p: &kernel::AttnMergeSome) -> Result<()> {
+    pub(super) fn attn_merge_some(&mut self, p: &kernel::AttnMerge) -> Result<()> {
         let (heads, others) = self.listed_heads(3, p.heads)?;
         let shape = shape!(p, 0);
         for c in 0..self.ctl(0)?.columns as usize {
@@ -298,7 +298,7 @@ impl Bound<'_> {
         self.attended(&shape!(p, p.positions), p.y_stride as usize, &heads, 4)
     }
 
-    pub(super) fn attn_chunk_some(&mut self, p: &kernel::AttnChunkSome) -> Result<()> {
+    pub(super) fn attn_chunk_some(&mut self, p: &kernel::AttnChunk) -> Result<()> {
         let (heads, _) = self.listed_heads(4, p.heads)?;
         self.attended(&shape!(p, p.positions), p.y_stride as usize, &heads, 5)
     }

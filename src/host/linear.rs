@@ -156,7 +156,7 @@ impl Bound<'_> {
         Ok(())
     }
 
-    pub(super) fn matmul_add(&mut self, p: &kernel::MatmulAdd) -> Result<()> {
+    pub(super) fn matmul_add(&mut self, p: &kernel::Matmul) -> Result<()> {
         let n = self.ctl(1)?.columns as usize;
         let bias = self.bias(3, p.has_bias, p.row0, p.rows)?;
         let y = self.products(p.rows, p.units, 2, n)?;

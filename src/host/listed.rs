@@ -20,7 +20,7 @@ impl Bound<'_> {
         self.products_of(rows, units, &some, n)
     }
 
-    pub(super) fn matmul_some(&mut self, p: &kernel::MatmulSome) -> Result<()> {
+    pub(super) fn matmul_some(&mut self, p: &kernel::Matmul) -> Result<()> {
         let n = self.ctl(1)?.columns as usize;
         let list = self.list(3, p.rows.div_ceil(4), p.units)?;
         let bias = self.bias(4, p.has_bias, p.row0, p.rows)?;
@@ -40,7 +40,7 @@ impl Bound<'_> {
         Ok(())
     }
 
-    pub(super) fn matmul_add_some(&mut self, p: &kernel::MatmulAddSome) -> Result<()> {
+    pub(super) fn matmul_add_some(&mut self, p: &kernel::Matmul) -> Result<()> {
         let n = self.ctl(1)?.columns as usize;
         let list = self.list(3, p.rows.div_ceil(4), p.units)?;
         let bias = self.bias(4, p.has_bias, p.row0, p.rows)?;
@@ -55,7 +55,7 @@ impl Bound<'_> {
         Ok(())
     }
 
-    pub(super) fn matmul_glu_some(&mut self, p: &kernel::MatmulGluSome) -> Result<()> {
+    pub(super) fn matmul_glu_some(&mut self, p: &kernel::MatmulGlu) -> Result<()> {
         let n = self.ctl(1)?.columns as usize;
         let list = self.list(3, p.part1.div_ceil(4), p.units)?;
         let gate_bias = self.bias(4, p.has_bias, p.row0, p.part1)?;

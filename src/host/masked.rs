@@ -65,11 +65,11 @@ impl Bound<'_> {
         Ok(y)
     }
 
-    pub(super) fn matvec_some(&mut self, p: &kernel::MatvecSome) -> Result<()> {
+    pub(super) fn matvec_some(&mut self, p: &kernel::Matvec) -> Result<()> {
         (0..self.step.columns as usize).try_for_each(|c| self.matvec_some_column(p, c))
     }
 
-    fn matvec_some_column(&mut self, p: &kernel::MatvecSome, c: usize) -> Result<()> {
+    fn matvec_some_column(&mut self, p: &kernel::Matvec, c: usize) -> Result<()> {
         let scale = self.norm_scale(2, c, p.square_vectors, p.inv_cols, p.eps)?;
         let list = self.list(3, p.rows.div_ceil(4), p.units)?;
         let mut y = vec![0.0; p.rows as usize];
@@ -104,11 +104,11 @@ impl Bound<'_> {
         self.store(6, c * (stride / 4).next_multiple_of(32) + row0 / 4, &squares)
     }
 
-    pub(super) fn matvec_glu_some(&mut self, p: &kernel::MatvecGluSome) -> Result<()> {
+    pub(super) fn matvec_glu_some(&mut self, p: &kernel::MatvecGlu) -> Result<()> {
         (0..self.step.columns as usize).try_for_each(|c| self.matvec_glu_some_column(p, c))
     }
 
-    fn matvec_glu_some_column(&mut self, p: &kernel::MatvecGluSome, c: usize) -> Result<()> {
+    fn matvec_glu_some_column(&mut self, p: &kernel::MatvecGlu, c: usize) -> Result<()> {
         let scale = self.norm_scale(2, c, p.square_vectors, p.inv_cols, p.eps)?;
         let words = self.words(3)?;
         let count = part(words, 0, HEAD, "list")?[0] as usize;

@@ -4,7 +4,7 @@ use super::Kernel;
 use bytemuck::{Pod, Zeroable};
 
 macro_rules! params {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ident),* $(,)? })*) => {
+    ($($(#[$doc:meta])* $name:ident $(, $other:ident)* { $($(#[$field_doc:meta])* $field:ident: $ty:ident),* $(,)? })*) => {
         $(
             $(#[$doc])*
             #[repr(C)]
@@ -15,24 +15,24 @@ macro_rules! params {
         /// One dispatch's kernel with its parameters, laid out as the WGSL `Params` of the same kernel.
         #[derive(Clone, Copy, Debug, PartialEq)]
         #[allow(missing_docs, reason = "one variant per kernel")]
-        pub enum Op { $($name($name)),* }
+        pub enum Op { $($name($name) $(, $other($name))*),* }
 
         impl Op {
             /// Which kernel runs.
             pub fn kernel(&self) -> Kernel {
-                match self { $(Op::$name(_) => Kernel::$name),* }
+                match self { $(Op::$name(_) => Kernel::$name $(, Op::$other(_) => Kernel::$other)*),* }
             }
 
             /// The parameters as the uniform buffer holds them.
             pub fn bytes(&self) -> &[u8] {
-                match self { $(Op::$name(params) => bytemuck::bytes_of(params)),* }
+                match self { $(Op::$name(params) $(| Op::$other(params))* => bytemuck::bytes_of(params)),* }
             }
         }
 
         impl Kernel {
             /// Names and types of the parameters, in order; each takes 4 bytes.
             pub fn fields(self) -> &'static [(&'static str, &'static str)] {
-                match self { $(Kernel::$name => &[$((stringify!($field), stringify!($ty))),*]),* }
+                match self { $(Kernel::$name $(| Kernel::$other)* => &[$((stringify!($field), stringify!($ty))),*]),* }
             }
         }
     };
@@ -77,8 +77,8 @@ params! {
         /// Added to the mean of squares.
         eps: f32,
     }
-    /// Parameters of `matvec`.
-    Matvec {
+    /// Parameters of `matvec` and `matvec_some`.
+    Matvec, MatvecSome {
         /// Rows stored in this segment.
         rows: u32,
         /// Units of 32 columns in a row.
@@ -117,8 +117,8 @@ params! {
         /// Vectors of 4 from one output column to the next.
         y_stride: u32,
     }
-    /// Parameters of `matvec_glu`.
-    MatvecGlu {
+    /// Parameters of `matvec_glu` and `matvec_glu_some`.
+    MatvecGlu, MatvecGluSome {
         /// Rows stored in this segment, gate and up together.
         rows: u32,
         /// Units of 32 columns in a row.
@@ -141,29 +141,6 @@ params! {
         bias_up: u32,
         /// 1 = gelu_tanh, 0 = silu.
         gelu: u32,
-        /// Vectors of 4 from one output column to the next.
-        y_stride: u32,
-    }
-    /// Parameters of `matvec_some`: those of `matvec`.
-    MatvecSome {
-        /// Rows stored in this segment.
-        rows: u32,
-        /// Units of 32 columns in a row.
-        units: u32,
-        /// First row of this segment in the output.
-        row0: u32,
-        /// First row of the second stacked tensor, in this segment.
-        part1: u32,
-        /// First row of the third.
-        part2: u32,
-        /// Vectors of 4 sums of squares; 0 = no norm.
-        square_vectors: u32,
-        /// 1 / number of elements under the norm.
-        inv_cols: f32,
-        /// Added to the mean of squares.
-        eps: f32,
-        /// 1 = add the bias.
-        has_bias: u32,
         /// Vectors of 4 from one output column to the next.
         y_stride: u32,
     }
@@ -182,40 +159,13 @@ params! {
         /// Vectors of 4 from one output column to the next.
         y_stride: u32,
     }
-    /// Parameters of `matvec_glu_some`: those of `matvec_glu`.
-    MatvecGluSome {
-        /// Rows stored in this segment, gate and up together.
-        rows: u32,
-        /// Units of 32 columns in a row.
-        units: u32,
-        /// First output of this segment.
-        row0: u32,
-        /// Outputs of this segment.
-        part1: u32,
-        /// Unused third part.
-        part2: u32,
-        /// Vectors of 4 sums of squares; 0 = no norm.
-        square_vectors: u32,
-        /// 1 / number of elements under the norm.
-        inv_cols: f32,
-        /// Added to the mean of squares.
-        eps: f32,
-        /// 1 = add the biases.
-        has_bias: u32,
-        /// Where the up biases begin.
-        bias_up: u32,
-        /// 1 = gelu_tanh, 0 = silu.
-        gelu: u32,
-        /// Vectors of 4 from one output column to the next.
-        y_stride: u32,
-    }
     /// Parameters of `silence`.
     Silence {
         /// Vectors of 4 in a column.
         vectors: u32,
     }
-    /// Parameters of `matmul`.
-    Matmul {
+    /// Parameters of `matmul`, `matmul_add`, `matmul_some` and `matmul_add_some`.
+    Matmul, MatmulAdd, MatmulSome, MatmulAddSome {
         /// Rows stored in this segment.
         rows: u32,
         /// Units of 32 columns in a row.
@@ -231,80 +181,8 @@ params! {
         /// 1 = add the bias.
         has_bias: u32,
     }
-    /// Parameters of `matmul_add`.
-    MatmulAdd {
-        /// Rows stored in this segment.
-        rows: u32,
-        /// Units of 32 columns in a row.
-        units: u32,
-        /// First row of this segment in the output.
-        row0: u32,
-        /// First row of the second stacked tensor, in this segment.
-        part1: u32,
-        /// First row of the third.
-        part2: u32,
-        /// Vectors of 4 from one output column to the next.
-        y_stride: u32,
-        /// 1 = add the bias.
-        has_bias: u32,
-    }
-    /// Parameters of `matmul_glu`.
-    MatmulGlu {
-        /// Rows stored in this segment, gate and up together.
-        rows: u32,
-        /// Units of 32 columns in a row.
-        units: u32,
-        /// First output of this segment.
-        row0: u32,
-        /// Outputs of this segment.
-        part1: u32,
-        /// Unused third part.
-        part2: u32,
-        /// Vectors of 4 from one output column to the next.
-        y_stride: u32,
-        /// 1 = add the biases.
-        has_bias: u32,
-        /// Where the up biases begin.
-        bias_up: u32,
-        /// 1 = gelu_tanh, 0 = silu.
-        gelu: u32,
-    }
-    /// Parameters of `matmul_some`: those of `matmul`.
-    MatmulSome {
-        /// Rows stored in this segment.
-        rows: u32,
-        /// Units of 32 columns in a row.
-        units: u32,
-        /// First row of this segment in the output.
-        row0: u32,
-        /// First row of the second stacked tensor, in this segment.
-        part1: u32,
-        /// First row of the third.
-        part2: u32,
-        /// Vectors of 4 from one output column to the next.
-        y_stride: u32,
-        /// 1 = add the bias.
-        has_bias: u32,
-    }
-    /// Parameters of `matmul_add_some`: those of `matmul_add`.
-    MatmulAddSome {
-        /// Rows stored in this segment.
-        rows: u32,
-        /// Units of 32 columns in a row.
-        units: u32,
-        /// First row of this segment in the output.
-        row0: u32,
-        /// First row of the second stacked tensor, in this segment.
-        part1: u32,
-        /// First row of the third.
-        part2: u32,
-        /// Vectors of 4 from one output column to the next.
-        y_stride: u32,
-        /// 1 = add the bias.
-        has_bias: u32,
-    }
-    /// Parameters of `matmul_glu_some`: those of `matmul_glu`.
-    MatmulGluSome {
+    /// Parameters of `matmul_glu` and `matmul_glu_some`.
+    MatmulGlu, MatmulGluSome {
         /// Rows stored in this segment, gate and up together.
         rows: u32,
         /// Units of 32 columns in a row.
@@ -352,8 +230,8 @@ params! {
         /// Vectors from one query head to the next.
         query_vectors: u32,
     }
-    /// Parameters of `attn_block`.
-    AttnBlock {
+    /// Parameters of `attn_block` and `attn_block_some`.
+    AttnBlock, AttnBlockSome {
         /// Query heads.
         heads: u32,
         /// Key-value heads.
@@ -373,8 +251,8 @@ params! {
         /// Vectors from one query head to the next.
         query_vectors: u32,
     }
-    /// Parameters of `attn_merge`.
-    AttnMerge {
+    /// Parameters of `attn_merge` and `attn_merge_some`.
+    AttnMerge, AttnMergeSome {
         /// Query heads.
         heads: u32,
         /// Key-value heads.
@@ -394,71 +272,8 @@ params! {
         /// Vectors from one query head to the next; more than a head has: its gate follows.
         query_vectors: u32,
     }
-    /// Parameters of `attn_chunk`.
-    AttnChunk {
-        /// Query heads.
-        heads: u32,
-        /// Key-value heads.
-        kv_heads: u32,
-        /// Vectors of 4 in a head.
-        head_vectors: u32,
-        /// Positions the caches hold.
-        positions: u32,
-        /// Factor of every score.
-        scale: f32,
-        /// Soft cap of scores; 0 = none.
-        softcap: f32,
-        /// Positions a query sees; 0 = all.
-        window: u32,
-        /// Vectors of 4 from one output column to the next.
-        y_stride: u32,
-        /// Vectors from one query head to the next; more than a head has: its gate follows.
-        query_vectors: u32,
-    }
-    /// Parameters of `attn_block_some`: those of `attn_block`.
-    AttnBlockSome {
-        /// Query heads.
-        heads: u32,
-        /// Key-value heads.
-        kv_heads: u32,
-        /// Vectors of 4 in a head.
-        head_vectors: u32,
-        /// Positions the caches hold.
-        positions: u32,
-        /// Blocks that the parts hold for a head.
-        blocks: u32,
-        /// Factor of every score.
-        scale: f32,
-        /// Soft cap of scores; 0 = none.
-        softcap: f32,
-        /// Positions a query sees; 0 = all.
-        window: u32,
-        /// Vectors from one query head to the next.
-        query_vectors: u32,
-    }
-    /// Parameters of `attn_merge_some`: those of `attn_merge`.
-    AttnMergeSome {
-        /// Query heads.
-        heads: u32,
-        /// Key-value heads.
-        kv_heads: u32,
-        /// Vectors of 4 in a head.
-        head_vectors: u32,
-        /// Blocks that the parts hold for a head.
-        blocks: u32,
-        /// As in `attn_block`.
-        scale: f32,
-        /// As in `attn_block`.
-        softcap: f32,
-        /// Positions a query sees; 0 = all.
-        window: u32,
-        /// Vectors of 4 from one output column to the next.
-        y_stride: u32,
-        /// Vectors from one query head to the next; more than a head has: its gate follows.
-        query_vectors: u32,
-    }
-    /// Parameters of `attn_chunk_some`: those of `attn_chunk`.
-    AttnChunkSome {
+    /// Parameters of `attn_chunk` and `attn_chunk_some`.
+    AttnChunk, AttnChunkSome {
         /// Query heads.
         heads: u32,
         /// Key-value heads.

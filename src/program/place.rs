@@ -116,21 +116,7 @@ impl Walk<'_> {
             };
             // The operator, what its list holds, and which binding the list comes before; the bias of a sum goes.
             let (op, content, at) = match step.op {
-                Op::Matvec(p) => {
-                    let op = Op::MatvecSome(kernel::MatvecSome {
-                        rows: p.rows,
-                        units: p.units,
-                        row0: p.row0,
-                        part1: p.part1,
-                        part2: p.part2,
-                        square_vectors: p.square_vectors,
-                        inv_cols: p.inv_cols,
-                        eps: p.eps,
-                        has_bias: p.has_bias,
-                        y_stride: p.y_stride,
-                    });
-                    (op, listed(p.rows, p.row0, p.units), 3)
-                }
+                Op::Matvec(p) => (Op::MatvecSome(p), listed(p.rows, p.row0, p.units), 3),
                 Op::MatvecAdd(p) if p.has_bias == 0 => {
                     step.bindings.remove(2);
                     let op = Op::MatvecAddSome(kernel::MatvecAddSome {
@@ -143,23 +129,7 @@ impl Walk<'_> {
                     });
                     (op, listed(p.rows, p.row0, p.units), 2)
                 }
-                Op::MatvecGlu(p) => {
-                    let op = Op::MatvecGluSome(kernel::MatvecGluSome {
-                        rows: p.rows,
-                        units: p.units,
-                        row0: p.row0,
-                        part1: p.part1,
-                        part2: p.part2,
-                        square_vectors: p.square_vectors,
-                        inv_cols: p.inv_cols,
-                        eps: p.eps,
-                        has_bias: p.has_bias,
-                        bias_up: p.bias_up,
-                        gelu: p.gelu,
-                        y_stride: p.y_stride,
-                    });
-                    (op, Content::Outputs(masked.axis(p.row0, p.part1)), 3)
-                }
+                Op::MatvecGlu(p) => (Op::MatvecGluSome(p), Content::Outputs(masked.axis(p.row0, p.part1)), 3),
                 _ => {
                     self.push_step(Mode::Decode, step);
                     continue;
@@ -183,9 +153,9 @@ impl Walk<'_> {
         let alternative = self.at(Mode::Prefill);
         for (i, mut step) in steps.into_iter().enumerate() {
             let (op, rows, row0, units) = match step.op {
-                Op::Matmul(p) => (Op::MatmulSome(bytemuck::cast(p)), p.rows, p.row0, p.units),
-                Op::MatmulAdd(p) => (Op::MatmulAddSome(bytemuck::cast(p)), p.rows, p.row0, p.units),
-                Op::MatmulGlu(p) => (Op::MatmulGluSome(bytemuck::cast(p)), p.part1, p.row0, p.units),
+                Op::Matmul(p) => (Op::MatmulSome(p), p.rows, p.row0, p.units),
+                Op::MatmulAdd(p) => (Op::MatmulAddSome(p), p.rows, p.row0, p.units),
+                Op::MatmulGlu(p) => (Op::MatmulGluSome(p), p.part1, p.row0, p.units),
                 _ => {
                     self.push_step(Mode::Prefill, step);
                     continue;
@@ -224,9 +194,9 @@ impl Walk<'_> {
             let alternative = self.at(mode);
             for mut step in steps {
                 let (op, heads, kv_heads) = match step.op {
-                    Op::AttnBlock(p) => (Op::AttnBlockSome(bytemuck::cast(p)), p.heads, p.kv_heads),
-                    Op::AttnMerge(p) => (Op::AttnMergeSome(bytemuck::cast(p)), p.heads, p.kv_heads),
-                    Op::AttnChunk(p) => (Op::AttnChunkSome(bytemuck::cast(p)), p.heads, p.kv_heads),
+                    Op::AttnBlock(p) => (Op::AttnBlockSome(p), p.heads, p.kv_heads),
+                    Op::AttnMerge(p) => (Op::AttnMergeSome(p), p.heads, p.kv_heads),
+                    Op::AttnChunk(p) => (Op::AttnChunkSome(p), p.heads, p.kv_heads),
                     _ => {
                         self.push_step(mode, step);
                         continue;

@@ -387,7 +387,7 @@ impl<'a> Walk<'a> {
         for (i, segment) in segments.iter().enumerate() {
             let [_, part1, part2] = segment.part_rows;
             let y_stride = Self::vectors_of(self.model.hidden);
-            let op = Op::MatmulAdd(kernel::MatmulAdd {
+            let op = Op::MatmulAdd(kernel::Matmul {
                 rows: segment.geometry.rows as u32,
                 units: segment.geometry.units() as u32,
                 row0: segment.row0,

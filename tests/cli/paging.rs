@@ -100,7 +100,13 @@ fn a_mixture_that_does_not_fit_says_what_would_and_answers_the_same() {
     let (_, least) = before.rsplit_once("--vram-mb ").unwrap();
     let least: u64 = least.parse().unwrap();
     let less = (least - 1).to_string();
-    answer(&model, &["--vram-mb", &less]).fails(1, "OutOfMemory");
+    for spec in ["off", "3"] {
+        let message = answer(&model, &["--vram-mb", &less, "--spec", spec]).fails(1, "OutOfMemory");
+        assert!(
+            message.contains(&format!("--vram-mb {least} is the least")),
+            "{message}"
+        );
+    }
 
     for (limit, slots) in [
         (least, TOP_K as u64..=EXPERTS as u64 / 2),

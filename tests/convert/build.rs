@@ -397,6 +397,16 @@ fn interleave(values: &[f32], cols: usize, head_dim: usize) -> Vec<f32> {
     out
 }
 
+/// A GGUF file converted, like [`converted`].
+pub fn convert_gguf(file: &Gguf, quant: Dtype) -> Result<(TempDir, Report, Container)> {
+    let dir = TempDir::new().unwrap();
+    let (path, out) = (dir.path().join("model.gguf"), dir.path().join("out.cmf"));
+    std::fs::write(&path, file.bytes()).unwrap();
+    let report = run(&path, &out, quant)?;
+    let container = Container::open(&out)?;
+    Ok((dir, report, container))
+}
+
 fn gguf_name(arch: &str, name: &str) -> String {
     let mut name = name.replace("model.layers.", "blk.");
     let after_attention = match arch.starts_with("gemma") {

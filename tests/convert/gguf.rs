@@ -1,19 +1,12 @@
 //! GGUF files: the same network as the directory it was made from, and every readable block type.
 
-use crate::build::{Block, Gguf, MODELS, Meta, converted, fixture, gguf_of, run, values};
+use crate::build::{Block, Gguf, MODELS, Meta, convert_gguf, converted, fixture, gguf_of, run, values};
 use cmf_gpu::Kind;
 use cmf_gpu::container::gguf::BlockType;
-use cmf_gpu::container::{Container, LayerType, Tensors};
+use cmf_gpu::container::{LayerType, Tensors};
 use cmf_gpu::dtype::Dtype;
 use serde_json::Value;
 use tempfile::TempDir;
-
-fn convert_gguf(file: &Gguf, quant: Dtype) -> (TempDir, cmf_gpu::convert::Report, Container) {
-    let dir = TempDir::new().unwrap();
-    let path = dir.path().join("model.gguf");
-    std::fs::write(&path, file.bytes()).unwrap();
-    converted(&path, quant)
-}
 
 #[test]
 fn the_same_network_comes_out_of_both_formats() {
@@ -25,7 +18,7 @@ fn the_same_network_comes_out_of_both_formats() {
             let divisors: Vec<f32> = divisors.into_iter().map(|divisor| divisor as f32).collect();
             file.f32("rope_freqs.weight", &[16], &divisors);
         }
-        let (_dir, report, found) = convert_gguf(&file, Dtype::F16);
+        let (_dir, report, found) = convert_gguf(&file, Dtype::F16).unwrap();
         assert!(report.dropped.is_empty());
         // These files hold no multi-token heads.
         let mut all = values(&wanted);
@@ -53,11 +46,11 @@ fn the_same_network_comes_out_of_both_formats() {
 #[test]
 fn version_2_and_other_alignments_are_read() {
     let mut file = gguf_of("qwen2");
-    let (_dir, _, wanted) = convert_gguf(&file, Dtype::Q8Row);
+    let (_dir, _, wanted) = convert_gguf(&file, Dtype::Q8Row).unwrap();
     file.version = 2;
     file.alignment = 128;
     file.set("general.alignment", Meta::U32(128));
-    let (_dir, _, found) = convert_gguf(&file, Dtype::Q8Row);
+    let (_dir, _, found) = convert_gguf(&file, Dtype::Q8Row).unwrap();
     assert_eq!(found.infos(), wanted.infos());
 }
 
@@ -67,7 +60,7 @@ fn yarn_is_spelled_out() {
     file.set("qwen3.rope.scaling.type", Meta::Str("yarn".into()));
     file.set("qwen3.rope.scaling.factor", Meta::F32(4.0));
     file.set("qwen3.rope.scaling.original_context_length", Meta::U32(512));
-    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16).unwrap();
     let yarn = found.header().arch.yarn.clone().unwrap();
     assert_eq!((yarn.factor, yarn.original_max_position_embeddings), (4.0, 512));
     assert_eq!(yarn.attention_factor, Some(0.1 * 4f64.ln() + 1.0));
@@ -139,7 +132,7 @@ fn interleaved_rows_of_blocks_are_sorted() {
         data,
         ..tensor.clone()
     };
-    let (_dir, _, found) = convert_gguf(&file, Dtype::F32);
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F32).unwrap();
     let found = &values(&found)["model.layers.0.self_attn.q_proj.weight"].1;
     for (row, values) in found.chunks(cols).enumerate() {
         let (head, within) = (row / 48, row % 48);
@@ -150,7 +143,7 @@ fn interleaved_rows_of_blocks_are_sorted() {
 
 #[test]
 fn a_file_without_tokenizer_says_so() {
-    let (_dir, report, found) = convert_gguf(&gguf_of("qwen2"), Dtype::F16);
+    let (_dir, report, found) = convert_gguf(&gguf_of("qwen2"), Dtype::F16).unwrap();
     assert_eq!(found.tokenizer_json(), None);
     assert!(
         report.notes.iter().any(|note| note.contains("no tokenizer")),
@@ -185,7 +178,7 @@ fn split(model: &str, dir: &TempDir) -> Vec<std::path::PathBuf> {
 
 #[test]
 fn split_files_are_opened_by_any_part() {
-    let (_dir, _, wanted) = convert_gguf(&gguf_of("gemma3"), Dtype::Q8Row);
+    let (_dir, _, wanted) = convert_gguf(&gguf_of("gemma3"), Dtype::Q8Row).unwrap();
     let dir = TempDir::new().unwrap();
     for part in split("gemma3", &dir) {
         let (_dir, _, found) = converted(&part, Dtype::Q8Row);
@@ -251,7 +244,7 @@ fn settings_of_the_sampler_are_kept() {
     file.set("general.sampling.temp", Meta::F32(0.6));
     file.set("general.sampling.top_k", Meta::Raw(5, 20i32.to_le_bytes().to_vec()));
     file.set("general.sampling.penalty_repeat", Meta::F32(1.1));
-    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16).unwrap();
     assert_eq!(
         found.header_json()["provenance"]["generation_config"],
         serde_json::json!({"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
@@ -265,7 +258,7 @@ fn what_gemma_files_leave_out() {
     let mut file = gguf_of("gemma3");
     file.metadata
         .retain(|(key, _)| !key.ends_with("sliding_window_pattern") && !key.ends_with("rope.freq_base"));
-    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16).unwrap();
     let arch = &found.header().arch;
     assert_eq!(arch.layer_types, [sliding, sliding, sliding, sliding, sliding, full]);
     assert_eq!((arch.sliding_window, arch.sliding_window_pattern), (Some(8), Some(6)));
@@ -280,7 +273,7 @@ fn what_gemma_files_leave_out() {
         ),
     );
     file.set("gemma3.rope.freq_base_swa", Meta::F32(5e3));
-    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16).unwrap();
     let arch = &found.header().arch;
     assert_eq!(arch.layer_types, [sliding, full, full, sliding, sliding, full]);
     assert_eq!(
@@ -290,7 +283,7 @@ fn what_gemma_files_leave_out() {
     let mut file = gguf_of("gemma2");
     file.metadata
         .retain(|(key, _)| !key.ends_with("sliding_window_pattern") && !key.ends_with("softcapping"));
-    let (_dir, _, found) = convert_gguf(&file, Dtype::F16);
+    let (_dir, _, found) = convert_gguf(&file, Dtype::F16).unwrap();
     let arch = &found.header().arch;
     assert_eq!(arch.layer_types, [sliding, full, sliding, full]);
     assert_eq!(

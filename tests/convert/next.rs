@@ -1,13 +1,12 @@
 //! GGUF files of the family whose Gated DeltaNet inputs are fused: in parts, as files are written today, and whole, as older
 //! ones have them.
 
-use crate::build::{Block, Copy, Gguf, Meta, converted, fixture, run, source_values, values};
+use crate::build::{Block, Copy, Gguf, Meta, convert_gguf, converted, fixture, source_values, values};
+use crate::recurrent::{hybrid, hybrid_name};
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, Tensors};
-use cmf_gpu::convert::Report;
 use cmf_gpu::dtype::Dtype;
 use std::collections::BTreeMap;
-use tempfile::TempDir;
 
 /// Shape and values of tensors.
 type Values = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
@@ -52,37 +51,22 @@ fn parts(rows: &[Vec<f32>], heads: Heads) -> [Vec<f32>; 4] {
 
 /// A model as a GGUF file holds it.
 fn gguf_of(source: &Values, heads: Heads, form: Form) -> Gguf {
-    let mut file = Gguf::new();
-    file.set("general.architecture", Meta::Str("qwen3next".into()));
+    let mut file = hybrid(
+        "qwen3next",
+        [heads.key, heads.keys, heads.values, heads.values * heads.value].map(|n| n as u32),
+    );
     for (key, value) in [
-        ("block_count", 4),
-        ("context_length", 4096),
-        ("embedding_length", 64),
-        ("feed_forward_length", 160),
-        ("attention.head_count", 4),
-        ("attention.head_count_kv", 2),
-        ("attention.key_length", 64),
-        ("attention.value_length", 64),
-        ("rope.dimension_count", 16),
-        ("ssm.conv_kernel", 4),
-        ("ssm.state_size", heads.key),
-        ("ssm.group_count", heads.keys),
-        ("ssm.time_step_rank", heads.values),
-        ("ssm.inner_size", heads.values * heads.value),
-        ("full_attention_interval", 4),
         ("expert_count", 8),
         ("expert_used_count", 3),
         ("expert_feed_forward_length", 32),
         ("expert_shared_feed_forward_length", 64),
     ] {
-        file.set(format!("qwen3next.{key}"), Meta::U32(value as u32));
+        file.set(format!("qwen3next.{key}"), Meta::U32(value));
     }
-    file.set("qwen3next.rope.freq_base", Meta::F32(1e7));
-    file.set("qwen3next.attention.layer_norm_rms_epsilon", Meta::F32(1e-6));
     let mut experts: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for (name, (shape, values)) in source {
         let cols = *shape.last().unwrap() as usize;
-        let mut name = name.replace("model.layers.", "blk.");
+        let name = name.replace("model.layers.", "blk.");
         // Experts of a layer in one tensor. There are fewer than ten: their names are in order.
         if let Some((layer, rest)) = name.split_once(".mlp.experts.") {
             let role = rest.split_once('.').unwrap().1.replace("_proj.", "_exps.");
@@ -109,34 +93,7 @@ fn gguf_of(source: &Values, heads: Heads, form: Form) -> Gguf {
         } else if name.ends_with("shared_expert_gate.weight") {
             shape = vec![shape[1]];
         }
-        for (from, to) in [
-            ("model.embed_tokens.", "token_embd."),
-            ("model.norm.", "output_norm."),
-            ("lm_head.", "output."),
-            ("input_layernorm.", "attn_norm."),
-            ("post_attention_layernorm.", "post_attention_norm."),
-            ("self_attn.q_proj.", "attn_q."),
-            ("self_attn.k_proj.", "attn_k."),
-            ("self_attn.v_proj.", "attn_v."),
-            ("self_attn.o_proj.", "attn_output."),
-            ("self_attn.q_norm.", "attn_q_norm."),
-            ("self_attn.k_norm.", "attn_k_norm."),
-            ("linear_attn.A_log", "ssm_a"),
-            ("linear_attn.conv1d.", "ssm_conv1d."),
-            ("linear_attn.dt_bias", "ssm_dt.bias"),
-            ("linear_attn.in_proj_qkvz.", "ssm_in."),
-            ("linear_attn.in_proj_ba.", "ssm_ba."),
-            ("linear_attn.norm.", "ssm_norm."),
-            ("linear_attn.out_proj.", "ssm_out."),
-            ("mlp.gate.", "ffn_gate_inp."),
-            ("mlp.shared_expert_gate.", "ffn_gate_inp_shexp."),
-            ("mlp.shared_expert.gate_proj.", "ffn_gate_shexp."),
-            ("mlp.shared_expert.up_proj.", "ffn_up_shexp."),
-            ("mlp.shared_expert.down_proj.", "ffn_down_shexp."),
-        ] {
-            name = name.replace(from, to);
-        }
-        file.f32(name, &shape, &values);
+        file.f32(hybrid_name(&name), &shape, &values);
     }
     for (name, values) in experts {
         let shape = if name.contains("down") {
@@ -147,15 +104,6 @@ fn gguf_of(source: &Values, heads: Heads, form: Form) -> Gguf {
         file.f32(name, &shape, &values);
     }
     file
-}
-
-fn convert_gguf(file: &Gguf, quant: Dtype) -> cmf_gpu::Result<(TempDir, Report, Container)> {
-    let dir = TempDir::new().unwrap();
-    let (path, out) = (dir.path().join("model.gguf"), dir.path().join("out.cmf"));
-    std::fs::write(&path, file.bytes()).unwrap();
-    let report = run(&path, &out, quant)?;
-    let container = Container::open(&out)?;
-    Ok((dir, report, container))
 }
 
 /// The same network, tensor by tensor and bit by bit but for rates that went through exp and ln.

@@ -1,6 +1,6 @@
 //! Families with Gated DeltaNet layers: what of them reaches the container, and what is refused.
 
-use crate::build::{Copy, Gguf, Meta, converted, fixture, run, source_values, values};
+use crate::build::{Copy, Gguf, Meta, convert_gguf, converted, fixture, run, source_values, values};
 use cmf_gpu::Kind;
 use cmf_gpu::container::{Container, LayerType, MemoryTensors, NormStyle, Tensors};
 use cmf_gpu::dtype::Dtype;
@@ -300,11 +300,51 @@ fn gguf() -> Gguf {
     gguf_of(source_values("qwen3_5"), 4)
 }
 
-/// The model with so many value heads as a GGUF file holds it.
-fn gguf_of(source: Values, heads: usize) -> Gguf {
-    let (sharing, width) = (heads / 2, 128 / heads);
+/// What a GGUF file calls a tensor of these families.
+pub fn hybrid_name(name: &str) -> String {
+    let mut name = name.replace("model.layers.", "blk.");
+    for (from, to) in [
+        ("model.embed_tokens.", "token_embd."),
+        ("model.norm.", "output_norm."),
+        ("lm_head.", "output."),
+        ("input_layernorm.", "attn_norm."),
+        ("post_attention_layernorm.", "post_attention_norm."),
+        ("self_attn.q_proj.", "attn_q."),
+        ("self_attn.k_proj.", "attn_k."),
+        ("self_attn.v_proj.", "attn_v."),
+        ("self_attn.o_proj.", "attn_output."),
+        ("self_attn.q_norm.", "attn_q_norm."),
+        ("self_attn.k_norm.", "attn_k_norm."),
+        ("linear_attn.A_log", "ssm_a"),
+        ("linear_attn.conv1d.", "ssm_conv1d."),
+        ("linear_attn.dt_bias", "ssm_dt.bias"),
+        ("linear_attn.in_proj_qkv.", "attn_qkv."),
+        ("linear_attn.in_proj_z.", "attn_gate."),
+        ("linear_attn.in_proj_a.", "ssm_alpha."),
+        ("linear_attn.in_proj_b.", "ssm_beta."),
+        ("linear_attn.norm.", "ssm_norm."),
+        ("linear_attn.out_proj.", "ssm_out."),
+        ("mlp.gate_proj.", "ffn_gate."),
+        ("mlp.up_proj.", "ffn_up."),
+        ("mlp.down_proj.", "ffn_down."),
+        ("linear_attn.in_proj_qkvz.", "ssm_in."),
+        ("linear_attn.in_proj_ba.", "ssm_ba."),
+        ("mlp.gate.", "ffn_gate_inp."),
+        ("mlp.shared_expert_gate.", "ffn_gate_inp_shexp."),
+        ("mlp.shared_expert.gate_proj.", "ffn_gate_shexp."),
+        ("mlp.shared_expert.up_proj.", "ffn_up_shexp."),
+        ("mlp.shared_expert.down_proj.", "ffn_down_shexp."),
+    ] {
+        name = name.replace(from, to);
+    }
+    name
+}
+
+/// A GGUF file of one of these families without tensors, with value heads of so much state, key heads, value heads, and
+/// elements of all value heads.
+pub fn hybrid(architecture: &str, [state, keys, heads, inner]: [u32; 4]) -> Gguf {
     let mut file = Gguf::new();
-    file.set("general.architecture", Meta::Str("qwen35".into()));
+    file.set("general.architecture", Meta::Str(architecture.into()));
     for (key, value) in [
         ("block_count", 4),
         ("context_length", 4096),
@@ -316,16 +356,26 @@ fn gguf_of(source: Values, heads: usize) -> Gguf {
         ("attention.value_length", 64),
         ("rope.dimension_count", 16),
         ("ssm.conv_kernel", 4),
-        ("ssm.state_size", 32),
-        ("ssm.group_count", 2),
-        ("ssm.time_step_rank", heads as u32),
-        ("ssm.inner_size", 128),
+        ("ssm.state_size", state),
+        ("ssm.group_count", keys),
+        ("ssm.time_step_rank", heads),
+        ("ssm.inner_size", inner),
         ("full_attention_interval", 4),
     ] {
-        file.set(format!("qwen35.{key}"), Meta::U32(value));
+        file.set(format!("{architecture}.{key}"), Meta::U32(value));
     }
-    file.set("qwen35.rope.freq_base", Meta::F32(1e7));
-    file.set("qwen35.attention.layer_norm_rms_epsilon", Meta::F32(1e-6));
+    file.set(format!("{architecture}.rope.freq_base"), Meta::F32(1e7));
+    file.set(
+        format!("{architecture}.attention.layer_norm_rms_epsilon"),
+        Meta::F32(1e-6),
+    );
+    file
+}
+
+/// The model with so many value heads as a GGUF file holds it.
+fn gguf_of(source: Values, heads: usize) -> Gguf {
+    let (sharing, width) = (heads / 2, 128 / heads);
+    let mut file = hybrid("qwen35", [32, 2, heads as u32, 128]);
     for (name, (shape, values)) in source {
         let cols = *shape.last().unwrap() as usize;
         let mut rows: Vec<Vec<f32>> = match shape.len() {
@@ -350,53 +400,16 @@ fn gguf_of(source: Values, heads: usize) -> Gguf {
             "conv1d.weight" => vec![shape[0], shape[2]],
             _ => shape,
         };
-        let mut name = name.replace("model.layers.", "blk.");
-        for (from, to) in [
-            ("model.embed_tokens.", "token_embd."),
-            ("model.norm.", "output_norm."),
-            ("lm_head.", "output."),
-            ("input_layernorm.", "attn_norm."),
-            ("post_attention_layernorm.", "post_attention_norm."),
-            ("self_attn.q_proj.", "attn_q."),
-            ("self_attn.k_proj.", "attn_k."),
-            ("self_attn.v_proj.", "attn_v."),
-            ("self_attn.o_proj.", "attn_output."),
-            ("self_attn.q_norm.", "attn_q_norm."),
-            ("self_attn.k_norm.", "attn_k_norm."),
-            ("linear_attn.A_log", "ssm_a"),
-            ("linear_attn.conv1d.", "ssm_conv1d."),
-            ("linear_attn.dt_bias", "ssm_dt.bias"),
-            ("linear_attn.in_proj_qkv.", "attn_qkv."),
-            ("linear_attn.in_proj_z.", "attn_gate."),
-            ("linear_attn.in_proj_a.", "ssm_alpha."),
-            ("linear_attn.in_proj_b.", "ssm_beta."),
-            ("linear_attn.norm.", "ssm_norm."),
-            ("linear_attn.out_proj.", "ssm_out."),
-            ("mlp.gate_proj.", "ffn_gate."),
-            ("mlp.up_proj.", "ffn_up."),
-            ("mlp.down_proj.", "ffn_down."),
-        ] {
-            name = name.replace(from, to);
-        }
-        file.f32(name, &shape, &values);
+        file.f32(hybrid_name(&name), &shape, &values);
     }
     file
-}
-
-fn convert_gguf(file: &Gguf) -> cmf_gpu::Result<(tempfile::TempDir, cmf_gpu::convert::Report, Container)> {
-    let dir = tempfile::tempdir().unwrap();
-    let (path, out) = (dir.path().join("model.gguf"), dir.path().join("out.cmf"));
-    std::fs::write(&path, file.bytes()).unwrap();
-    let report = run(&path, &out, Dtype::F16)?;
-    let container = Container::open(&out)?;
-    Ok((dir, report, container))
 }
 
 #[test]
 fn a_gguf_file_gives_the_same_network() {
     let (_dir, _, wanted) = converted(&fixture("qwen3_5"), Dtype::F16);
     let mut file = gguf();
-    let (_guard, report, found) = convert_gguf(&file).unwrap();
+    let (_guard, report, found) = convert_gguf(&file, Dtype::F16).unwrap();
     assert!(report.dropped.is_empty(), "{:?}", report.dropped);
     assert_eq!(found.header().arch, wanted.header().arch);
     let names = |container: &Container| {
@@ -423,7 +436,7 @@ fn a_gguf_file_gives_the_same_network() {
     file.set("qwen35.nextn_predict_layers", Meta::U32(1));
     file.f32("blk.4.nextn.eh_proj.weight", &[64, 128], &[0.0; 64 * 128]);
     file.f32("blk.4.attn_norm.weight", &[64], &[1.0; 64]);
-    let (_guard, report, again) = convert_gguf(&file).unwrap();
+    let (_guard, report, again) = convert_gguf(&file, Dtype::F16).unwrap();
     assert!(values(&again) == all);
     assert_eq!(report.dropped.len(), 2);
     assert!(report.dropped[0].contains("blk.4."), "{:?}", report.dropped);
@@ -455,7 +468,7 @@ fn value_heads_of_a_gguf_file_go_back_to_their_places() {
     });
     let file = gguf_of(source, 8);
     let (_dir, _, wanted) = converted(copy.path(), Dtype::F16);
-    let (_guard, _, found) = convert_gguf(&file).unwrap();
+    let (_guard, _, found) = convert_gguf(&file, Dtype::F16).unwrap();
     assert_eq!(found.header().arch, wanted.header().arch);
     let all = values(&found);
     for (name, (shape, wanted)) in values(&wanted) {
@@ -477,7 +490,7 @@ fn a_gguf_file_with_other_heads_is_refused() {
     ] {
         let mut file = gguf();
         file.set(format!("qwen35.{key}"), Meta::U32(value));
-        let err = convert_gguf(&file).map(|_| ()).unwrap_err();
+        let err = convert_gguf(&file, Dtype::F16).map(|_| ()).unwrap_err();
         assert_eq!(err.kind, Kind::UnsupportedModel, "{err}");
         assert!(err.message.contains(wanted), "{wanted}: {err}");
     }

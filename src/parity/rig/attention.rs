@@ -112,9 +112,9 @@ impl Maker {
         let y = self.buffer("y", (y_stride * 4 * most) as usize);
         let content = Content::Heads { heads, kv_heads };
         let list = spec.some.then(|| self.buffer("list", content.len()));
-        let (op, buffers) = match (spec.part, list) {
-            (Part::Block, None) => {
-                let op = kernel::AttnBlock {
+        let (op, mut buffers) = match spec.part {
+            Part::Block => {
+                let params = kernel::AttnBlock {
                     heads,
                     kv_heads,
                     head_vectors,
@@ -125,24 +125,11 @@ impl Maker {
                     window,
                     query_vectors,
                 };
-                (Op::AttnBlock(op), vec![CTL, qkv, k_cache, v_cache, part])
+                let op = if spec.some { Op::AttnBlockSome } else { Op::AttnBlock };
+                (op(params), vec![CTL, qkv, k_cache, v_cache, part])
             }
-            (Part::Block, Some(list)) => {
-                let op = kernel::AttnBlockSome {
-                    heads,
-                    kv_heads,
-                    head_vectors,
-                    positions,
-                    blocks,
-                    scale,
-                    softcap,
-                    window,
-                    query_vectors,
-                };
-                (Op::AttnBlockSome(op), vec![CTL, qkv, k_cache, v_cache, list, part])
-            }
-            (Part::Merge, None) => {
-                let op = kernel::AttnMerge {
+            Part::Merge => {
+                let params = kernel::AttnMerge {
                     heads,
                     kv_heads,
                     head_vectors,
@@ -153,24 +140,11 @@ impl Maker {
                     y_stride,
                     query_vectors,
                 };
-                (Op::AttnMerge(op), vec![CTL, part, qkv, y])
+                let op = if spec.some { Op::AttnMergeSome } else { Op::AttnMerge };
+                (op(params), vec![CTL, part, qkv, y])
             }
-            (Part::Merge, Some(list)) => {
-                let op = kernel::AttnMergeSome {
-                    heads,
-                    kv_heads,
-                    head_vectors,
-                    blocks,
-                    scale,
-                    softcap,
-                    window,
-                    y_stride,
-                    query_vectors,
-                };
-                (Op::AttnMergeSome(op), vec![CTL, part, qkv, list, y])
-            }
-            (Part::Chunk, None) => {
-                let op = kernel::AttnChunk {
+            Part::Chunk => {
+                let params = kernel::AttnChunk {
                     heads,
                     kv_heads,
                     head_vectors,
@@ -181,23 +155,14 @@ impl Maker {
                     y_stride,
                     query_vectors,
                 };
-                (Op::AttnChunk(op), vec![CTL, qkv, k_cache, v_cache, y])
-            }
-            (Part::Chunk, Some(list)) => {
-                let op = kernel::AttnChunkSome {
-                    heads,
-                    kv_heads,
-                    head_vectors,
-                    positions,
-                    scale,
-                    softcap,
-                    window,
-                    y_stride,
-                    query_vectors,
-                };
-                (Op::AttnChunkSome(op), vec![CTL, qkv, k_cache, v_cache, list, y])
+                let op = if spec.some { Op::AttnChunkSome } else { Op::AttnChunk };
+                (op(params), vec![CTL, qkv, k_cache, v_cache, y])
             }
         };
+        // The list comes before what is written.
+        if let Some(list) = list {
+            buffers.insert(buffers.len() - 1, list);
+        }
         self.step(op, buffers.into_iter().map(Bind::Buffer).collect());
         for &(pos, columns) in &spec.runs {
             let end = pos + columns;
