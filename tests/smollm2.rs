@@ -130,6 +130,38 @@ fn q4tp_answers() {
     answers("q4tp");
 }
 
+#[test]
+fn q4tp_spends_part_of_what_it_saves_on_the_outer_layers() {
+    let _alone = alone();
+    let infos = ["q4t", "q4tp"].map(|quant| {
+        let model = converted(quant);
+        let info = json(program().arg("info").arg(&model).arg("--tensors"));
+        let bytes = std::fs::metadata(&model).unwrap().len();
+        std::fs::remove_file(model).unwrap();
+        (info, bytes)
+    });
+    assert!(infos[1].1 < infos[0].1, "{} of {} bytes", infos[1].1, infos[0].1);
+    let tensors = infos[1].0["tensors"].as_array().unwrap();
+    let wide = |layer: usize| {
+        let name = format!("model.layers.{layer}.mlp.up_proj.weight");
+        let tensor = tensors.iter().find(|tensor| tensor["name"] == name.as_str()).unwrap();
+        let bits = tensor["nbytes"].as_f64().unwrap() * 8.0 / (1536.0 * 576.0);
+        match tensor["dtype"].as_str().unwrap() {
+            // 5 bits, half a bit of scales, and what a row needs.
+            "vbit_ro" => {
+                assert!((5.4..5.65).contains(&bits), "layer {layer}: {bits}");
+                true
+            }
+            found => {
+                assert_eq!(found, "q4tp", "layer {layer}");
+                false
+            }
+        }
+    };
+    let found: Vec<usize> = (0..30).filter(|&layer| wide(layer)).collect();
+    assert_eq!(found, [0, 1, 28, 29]);
+}
+
 /// From the start of the program to the first byte of the answer.
 fn first_text(model: &Path) -> Duration {
     let start = Instant::now();
