@@ -68,6 +68,49 @@ const LISTED_LIBS: &[&str] = &[
     "matmul_tile",
 ];
 
+/// Decoding kernels of experts that find out which.
+const CHOOSING_LIBS: &[&str] = &[
+    "vector",
+    "weights",
+    "grid",
+    "canon",
+    "norm_scale",
+    "every_unit",
+    "matvec",
+    "glu",
+    "experts",
+    "route",
+    "routes",
+];
+const CHOOSING_BINDINGS: &[Binding] = &[
+    ("codes", Read),
+    ("scales", Read),
+    ("x", Read),
+    ("squares", Read),
+    ("experts", Read),
+    ("router", Write),
+    ("y", Write),
+];
+const GATED_TILE_LIBS: &[&str] = &[
+    "vector",
+    "weights",
+    "ctl",
+    "matmul",
+    "moe_tile",
+    "experts",
+    "glu",
+    "moe_gated",
+];
+const TILE_BINDINGS: &[Binding] = &[
+    ("codes", Read),
+    ("scales", Read),
+    ("ctl", Read),
+    ("experts", Read),
+    ("lists", Read),
+    ("x", Read),
+    ("y", Write),
+];
+
 /// A kernel of the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "each is described at the head of its WGSL file")]
@@ -99,11 +142,13 @@ pub enum Kernel {
     AttnChunkSome,
     DeltaNet,
     MoeGlu,
+    MoeMatvec,
     MoeDown,
     MoeRoute,
     MoeCount,
     MoeLists,
     MoeMatmulGlu,
+    MoeMatmulUp,
     MoeMatmul,
     MoeCombine,
     Cap,
@@ -115,7 +160,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Kernel; 39] = [
+    pub const ALL: [Kernel; 41] = [
         Kernel::Embed,
         Kernel::Prep,
         Kernel::Norm,
@@ -143,11 +188,13 @@ impl Kernel {
         Kernel::AttnChunkSome,
         Kernel::DeltaNet,
         Kernel::MoeGlu,
+        Kernel::MoeMatvec,
         Kernel::MoeDown,
         Kernel::MoeRoute,
         Kernel::MoeCount,
         Kernel::MoeLists,
         Kernel::MoeMatmulGlu,
+        Kernel::MoeMatmulUp,
         Kernel::MoeMatmul,
         Kernel::MoeCombine,
         Kernel::Cap,
@@ -558,27 +605,16 @@ impl Kernel {
             },
             Kernel::MoeGlu => &Row {
                 stem: "moe_glu",
-                libs: &[
-                    "vector",
-                    "weights",
-                    "grid",
-                    "canon",
-                    "norm_scale",
-                    "every_unit",
-                    "matvec",
-                    "glu",
-                    "experts",
-                    "route",
-                ],
-                bindings: &[
-                    ("codes", Read),
-                    ("scales", Read),
-                    ("x", Read),
-                    ("squares", Read),
-                    ("experts", Read),
-                    ("router", Write),
-                    ("y", Write),
-                ],
+                libs: CHOOSING_LIBS,
+                bindings: CHOOSING_BINDINGS,
+                threads: None,
+                weights: true,
+                kv: false,
+            },
+            Kernel::MoeMatvec => &Row {
+                stem: "moe_matvec",
+                libs: CHOOSING_LIBS,
+                bindings: CHOOSING_BINDINGS,
                 threads: None,
                 weights: true,
                 kv: false,
@@ -626,16 +662,16 @@ impl Kernel {
             },
             Kernel::MoeMatmulGlu => &Row {
                 stem: "moe_matmul_glu",
-                libs: &["vector", "weights", "ctl", "matmul", "moe_tile", "experts", "glu"],
-                bindings: &[
-                    ("codes", Read),
-                    ("scales", Read),
-                    ("ctl", Read),
-                    ("experts", Read),
-                    ("lists", Read),
-                    ("x", Read),
-                    ("y", Write),
-                ],
+                libs: GATED_TILE_LIBS,
+                bindings: TILE_BINDINGS,
+                threads: Some(32),
+                weights: true,
+                kv: false,
+            },
+            Kernel::MoeMatmulUp => &Row {
+                stem: "moe_matmul_up",
+                libs: GATED_TILE_LIBS,
+                bindings: TILE_BINDINGS,
                 threads: Some(32),
                 weights: true,
                 kv: false,
@@ -643,15 +679,7 @@ impl Kernel {
             Kernel::MoeMatmul => &Row {
                 stem: "moe_matmul",
                 libs: &["vector", "weights", "ctl", "matmul", "moe_tile", "experts"],
-                bindings: &[
-                    ("codes", Read),
-                    ("scales", Read),
-                    ("ctl", Read),
-                    ("experts", Read),
-                    ("lists", Read),
-                    ("x", Read),
-                    ("y", Write),
-                ],
+                bindings: TILE_BINDINGS,
                 threads: Some(32),
                 weights: true,
                 kv: false,

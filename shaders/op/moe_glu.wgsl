@@ -1,8 +1,7 @@
 // Chooses the experts of every column c by the router's logits, and makes y[c][slot][r] = act(gate[r]) * up[r] with the
 // weights of the expert in every slot, both a scaled matvec of x[c] as in matvec.wgsl; the shared expert's y is also times its
 // weight. w: `shared` gate rows and as many up rows of the shared expert, then `outputs` gate rows of every placed expert,
-// then as many up rows of each, all [32*units] quantised. router [columns, stride]: logits as bits, and from `routes_at` on,
-// written by a column's first workgroup, place and weight of every slot [columns, slots]. y: the shared expert's outputs
+// then as many up rows of each, all [32*units] quantised. router as routes.wgsl has it. y: the shared expert's outputs
 // [columns, shared_stride], and from `y_at` on those of the slots [columns, slots, y_stride].
 // A workgroup works for one slot of a column: first those of the routed experts, then as many as the shared expert fills.
 // One team computes 2 outputs.
@@ -34,19 +33,9 @@ struct Params {
 @group(0) @binding(7) var<storage, read_write> y: array<f32>;
 const TWO_PARTS: bool = true;
 
-fn write_routes(thread: u32, column: u32) {
-    let base = column * params.stride;
-    let softmax = softmax_of(thread, base);
-    if (thread >= experts.top_k) { return; }
-    let at = params.routes_at + 2u * (column * experts.top_k + thread);
-    router[at] = experts.all[chosen[thread]].place;
-    router[at + 1u] = bitcast<u32>(route_weight(base, thread, softmax));
-}
-
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let c = group.z;
-    let base = c * params.stride;
     var first = (group.x * TEAMS + thread / LANES) * 2u;
     // Gate and up rows, their parts, the end of the outputs, where they go, and their factor.
     var gate = 0u;
@@ -56,10 +45,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var at = c * params.shared_stride + params.row0;
     var factor = 1.0;
     if (group.y < params.first_shared) {
-        rank_experts(thread, base);
-        let expert = workgroupUniformLoad(&chosen[group.y]);
-        if (group.x == 0u && group.y == 0u) { write_routes(thread, c); }
-        let place = experts.all[expert].place;
+        let place = place_of_slot(group, thread);
         if (place == ABSENT) { return; }
         gate = 2u * params.shared_outputs + place * params.outputs;
         up = gate + params.placed * params.outputs;
@@ -73,7 +59,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let begin = (group.y - params.first_shared) * pairs * 2u;
         first += begin;
         end = min(end, begin + pairs * 2u);
-        factor = shared_weight(base);
+        factor = shared_weight(c * params.stride);
     }
     let second = min(first + 1u, end - 1u);
     let here = vec2<u32>(min(first, end - 1u), second);

@@ -22,24 +22,9 @@ struct Params {
 @group(0) @binding(6) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> y: array<vec4<f32>>;
 
-// Where the four outputs from `first` of the task's entry number i lie.
-fn place_of_outputs(task: Task, i: u32, first: u32) -> u32 {
-    return entry_of(task, i) * params.y_stride + ((params.row0 + first) >> 2u);
-}
-
-// Leaves the gates where the products will be: both tiles at once would take too many registers.
 fn keep(task: Task, i: u32, first: u32, gate: vec4<f32>) {
     if (i >= task.count) { return; }
     y[place_of_outputs(task, i, first)] = gate;
-}
-
-fn store(task: Task, i: u32, first: u32, up: vec4<f32>) {
-    if (i >= task.count) { return; }
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
-    let at = place_of_outputs(task, i, first);
-    let gate = y[at];
-    let value = vec4<f32>(glu(gate.x, up.x), glu(gate.y, up.y), glu(gate.z, up.z), glu(gate.w, up.w));
-    y[at] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.outputs));
 }
 
 @compute @workgroup_size(THREADS)
@@ -62,13 +47,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     keep(task, 5u, first, g.c5);
     keep(task, 6u, first, g.c6);
     keep(task, 7u, first, g.c7);
-    let u = tile(here + vec4<u32>(up_row), part + params.placed, task);
-    store(task, 0u, first, u.c0);
-    store(task, 1u, first, u.c1);
-    store(task, 2u, first, u.c2);
-    store(task, 3u, first, u.c3);
-    store(task, 4u, first, u.c4);
-    store(task, 5u, first, u.c5);
-    store(task, 6u, first, u.c6);
-    store(task, 7u, first, u.c7);
+    store_products(task, first, tile(here + vec4<u32>(up_row), part + params.placed, task));
 }

@@ -52,7 +52,7 @@ impl GpuExecutor {
         let banks: HashSet<MatrixId> = plan
             .paged
             .iter()
-            .flat_map(|paged| [paged.gate_up, paged.down])
+            .flat_map(|paged| paged.gate_up.into_iter().chain([paged.down]))
             .collect();
         let tables = plan.paged.iter().flat_map(|paged| &paged.tables);
         let tables: HashSet<BufferId> = tables.map(|table| table.buffer).collect();

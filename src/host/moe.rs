@@ -126,14 +126,7 @@ impl Bound<'_> {
                 .collect())
         };
         if p.first_shared != 0 {
-            let routes = table.route(&logits)?;
-            for (slot, &(expert, weight)) in routes.iter().enumerate() {
-                let place = table.place(expert as u32)?;
-                let route = [place.map_or(ABSENT, |place| place as u32), (weight as f32).to_bits()];
-                let slot = c * routes.len() + slot;
-                let at = p.routes_at as usize + 2 * slot;
-                self.words_mut(4, at, 2)?.copy_from_slice(&route);
-                let Some(place) = place else { continue };
+            for (slot, place) in self.write_routes(&table, &logits, p.routes_at, c)? {
                 let gate = 2 * shared + place * outputs;
                 let y = glu(self, gate, gate + p.placed as usize * outputs, outputs, 1.0)?;
                 let at = p.y_at as usize + slot * p.y_stride as usize + p.row0 as usize;
@@ -143,6 +136,51 @@ impl Bound<'_> {
         if shared != 0 {
             let y = glu(self, 0, shared, shared, table.shared_weight(&logits)?)?;
             self.store(5, c * p.shared_stride as usize + p.row0 as usize, &y)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the place and the weight of what every slot of a column takes; the slots, counted from the first column's, whose
+    /// experts are there, with their places.
+    fn write_routes(&mut self, table: &Table, logits: &[f32], routes_at: u32, c: usize) -> Result<Vec<(usize, usize)>> {
+        let routes = table.route(logits)?;
+        let mut there = Vec::new();
+        for (slot, &(expert, weight)) in routes.iter().enumerate() {
+            let slot = c * routes.len() + slot;
+            let place = table.place(expert as u32)?;
+            let route = [place.map_or(ABSENT, |place| place as u32), (weight as f32).to_bits()];
+            self.words_mut(4, routes_at as usize + 2 * slot, 2)?
+                .copy_from_slice(&route);
+            there.extend(place.map(|place| (slot, place)));
+        }
+        Ok(there)
+    }
+
+    pub(super) fn moe_matvec(&mut self, p: &kernel::MoeMatvec) -> Result<()> {
+        (0..self.columns).try_for_each(|c| self.moe_matvec_column(p, c))
+    }
+
+    fn moe_matvec_column(&mut self, p: &kernel::MoeMatvec, c: usize) -> Result<()> {
+        let scale = self.norm_scale(2, c, p.square_vectors, p.inv_cols, p.eps)?;
+        let table = self.table(3)?;
+        let logits = part(self.floats(4)?, c * p.stride as usize, p.stride as usize, "router")?.to_vec();
+        let (slots, factor) = match p.slots {
+            0 => (vec![(c, 0)], table.shared_weight(&logits)?),
+            _ => (self.write_routes(&table, &logits, p.routes_at, c)?, 1.0),
+        };
+        let (outputs, x) = (p.outputs as usize, c * p.units as usize * 32);
+        for (slot, place) in slots {
+            let mut y = self.row_products(place * outputs, outputs, p.rows, p.units, 1, &[x])?;
+            let at = (p.y_at as usize + slot * p.y_stride as usize) * 4 + p.row0 as usize;
+            let gates = part(self.floats(5)?, at, outputs, "gates")?;
+            for (y, &gate) in y.iter_mut().zip(gates) {
+                *y *= scale;
+                if p.gated != 0 {
+                    *y *= activation(p.gelu, f64::from(gate)) * factor;
+                }
+            }
+            whole_vectors(&mut y);
+            self.store(5, at, &y)?;
         }
         Ok(())
     }
@@ -285,6 +323,25 @@ impl Bound<'_> {
     }
 
     pub(super) fn moe_matmul(&mut self, p: &kernel::MoeMatmul) -> Result<()> {
+        self.entries(p, |product, _| product)
+    }
+
+    pub(super) fn moe_matmul_up(&mut self, p: &kernel::MoeMatmulUp) -> Result<()> {
+        let products = kernel::MoeMatmul {
+            rows: p.rows,
+            units: p.units,
+            outputs: p.outputs,
+            row0: p.row0,
+            y_stride: p.y_stride,
+            x_entries: p.x_entries,
+            top_k: p.x_entries,
+            tiles: p.tiles,
+        };
+        self.entries(&products, |up, gate| activation(p.gelu, f64::from(gate)) * up)
+    }
+
+    /// What `value` makes of an entry's products and of what was there.
+    fn entries(&mut self, p: &kernel::MoeMatmul, value: impl Fn(f64, f32) -> f64) -> Result<()> {
         let table = self.table(2)?;
         let outputs = p.outputs as usize;
         for task in self.tasks(3, p.tiles)? {
@@ -293,10 +350,13 @@ impl Bound<'_> {
             };
             let starts = starts(&task, p.x_entries, p.units)?;
             let products = self.row_products(place * outputs, outputs, p.rows, p.units, 4, &starts)?;
-            for (entry, y) in task.entries.iter().zip(products.chunks(outputs.max(1))) {
-                let mut y = y.to_vec();
+            for (entry, products) in task.entries.iter().zip(products.chunks(outputs.max(1))) {
+                let at = entry * p.y_stride as usize * 4 + p.row0 as usize;
+                let before = part(self.floats(5)?, at, outputs, "y")?;
+                let pairs = products.iter().zip(before);
+                let mut y: Vec<f64> = pairs.map(|(&product, &before)| value(product, before)).collect();
                 whole_vectors(&mut y);
-                self.store(5, entry * p.y_stride as usize * 4 + p.row0 as usize, &y)?;
+                self.store(5, at, &y)?;
             }
         }
         Ok(())

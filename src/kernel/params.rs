@@ -371,6 +371,37 @@ params! {
         /// 1 = gelu_tanh, 0 = silu.
         gelu: u32,
     }
+    /// Parameters of `moe_matvec`.
+    MoeMatvec {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// Rows of each expert in this segment.
+        outputs: u32,
+        /// Slots: experts a token takes; 0 = the weights are the shared expert's.
+        slots: u32,
+        /// First of an expert's rows in this segment, a multiple of 4.
+        row0: u32,
+        /// Where the first slot's outputs begin, in vectors of 4.
+        y_at: u32,
+        /// Vectors of 4 from one slot's outputs to the next.
+        y_stride: u32,
+        /// Elements from one column's logits to the next.
+        stride: u32,
+        /// Where places and weights begin.
+        routes_at: u32,
+        /// Vectors of 4 sums of squares; 0, with eps 1, takes x as it is.
+        square_vectors: u32,
+        /// 1 / number of elements under the norm.
+        inv_cols: f32,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// 1 = the outputs hold gates, which become products.
+        gated: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
     /// Parameters of `moe_down`.
     MoeDown {
         /// Rows stored in this segment.
@@ -422,6 +453,25 @@ params! {
         /// Outputs of the shared expert in this segment, 0 = it is not there.
         shared_outputs: u32,
         /// First of an expert's outputs in this segment, a multiple of 4.
+        row0: u32,
+        /// Vectors of 4 from one entry of y to the next.
+        y_stride: u32,
+        /// Entries that share a column of x: the experts a token takes.
+        x_entries: u32,
+        /// Tiles that lists have room for.
+        tiles: u32,
+        /// 1 = gelu_tanh, 0 = silu.
+        gelu: u32,
+    }
+    /// Parameters of `moe_matmul_up`.
+    MoeMatmulUp {
+        /// Rows stored in this segment.
+        rows: u32,
+        /// Units of 32 columns in a row.
+        units: u32,
+        /// Rows of each expert in this segment.
+        outputs: u32,
+        /// First row of this segment in y, a multiple of 4.
         row0: u32,
         /// Vectors of 4 from one entry of y to the next.
         y_stride: u32,

@@ -1,15 +1,16 @@
-//! The experts of a layer as banks of weights: one for each pair of device layouts that they come in.
+//! The experts of a layer as banks of weights: one for each set of device layouts that their projections come in.
 //!
-//! A bank is two matrices. The first holds the gate rows of every expert, then the up rows of every expert; the shared
-//! expert's gate and up rows stand before them where layout and binding allow. The second holds the rows of every down
-//! projection. Segments are cut across all experts at the same rows, so that a sum over experts is never split.
+//! Where gate and up have one layout, one matrix holds the gate rows of every expert, then the up rows of every expert; the
+//! shared expert's gate and up rows stand before them where layout and binding allow. Else two matrices hold them. A last one
+//! holds the rows of every down projection. Segments are cut across all experts at the same rows, so that a sum over experts
+//! is never split.
 
 use super::build::Builder;
-use super::{Matrix, Measured, Member, Run, Segment};
+use super::{Matrix, MatrixId, Measured, Member, Run, Segment};
 use crate::container::{TensorId, Tensors};
 use crate::dtype::planes::{Geometry, Planes};
 use crate::error::{Result, bail};
-use crate::model::{Ffn, GateUp, Moe};
+use crate::model::{self, Ffn, Moe};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -30,6 +31,35 @@ pub struct Slice {
     pub rows: usize,
 }
 
+/// Gate and up projections as matrices, or their numbers.
+#[derive(Clone, Copy)]
+pub(super) enum GateUp<M> {
+    /// Of one layout: a matrix of both.
+    Both(M),
+    /// Of two layouts: a matrix each.
+    Apart([M; 2]),
+}
+
+impl GateUp<Matrix> {
+    /// Takes them in.
+    pub fn add_to(self, b: &mut Builder) -> GateUp<MatrixId> {
+        match self {
+            GateUp::Both(matrix) => GateUp::Both(b.add_matrix(matrix)),
+            GateUp::Apart(both) => GateUp::Apart(both.map(|matrix| b.add_matrix(matrix))),
+        }
+    }
+}
+
+impl GateUp<MatrixId> {
+    /// Where the gates are, and where the up projections.
+    pub fn each(self) -> [MatrixId; 2] {
+        match self {
+            GateUp::Both(matrix) => [matrix; 2],
+            GateUp::Apart(both) => both,
+        }
+    }
+}
+
 /// Experts of the same device layouts.
 pub(super) struct Bank {
     /// For each expert of the layer its place here, or [`ABSENT`].
@@ -39,8 +69,8 @@ pub(super) struct Bank {
     /// All that may be here, where that is more.
     pub members: Vec<Member>,
     /// Gate and up projections.
-    pub gate_up: Matrix,
-    /// Whether the shared expert's gate and up projections are the first rows of the only segment.
+    pub gate_up: GateUp<Matrix>,
+    /// Whether the shared expert's gate and up projections are the first rows of the only segment of both.
     pub has_shared: bool,
     /// Down projections.
     pub down: Matrix,
@@ -49,7 +79,7 @@ pub(super) struct Bank {
 /// The experts of a layer, and the gate and up projections of the shared one where no bank has them.
 pub(super) struct Banks {
     pub banks: Vec<Bank>,
-    pub shared: Option<Matrix>,
+    pub shared: Option<GateUp<Matrix>>,
 }
 
 /// How many banks the experts of a layer come in.
@@ -57,15 +87,16 @@ pub(super) fn count(b: &Builder, moe: &Moe) -> Result<usize> {
     Ok(groups(b, moe)?.len())
 }
 
-/// Experts by layouts of gate and up projections together, and of the down projection; in order of their first expert.
+/// Experts by layouts of gate, up and down projections; in order of their first expert.
 #[allow(
     clippy::type_complexity,
     reason = "a list of groups: layouts, and indices of experts"
 )]
-fn groups(b: &Builder, moe: &Moe) -> Result<Vec<([Planes; 2], Vec<usize>)>> {
-    let mut groups: Vec<([Planes; 2], Vec<usize>)> = Vec::new();
+fn groups(b: &Builder, moe: &Moe) -> Result<Vec<([Planes; 3], Vec<usize>)>> {
+    let mut groups: Vec<([Planes; 3], Vec<usize>)> = Vec::new();
     for (i, expert) in moe.experts.iter().enumerate() {
-        let planes = [gate_up_planes(b, expert)?, b.planes(expert.down.weight)?];
+        let [gate, up] = gate_up_planes(b, expert)?;
+        let planes = [gate, up, b.planes(expert.down.weight)?];
         match groups.iter_mut().find(|group| group.0 == planes) {
             Some(group) => group.1.push(i),
             None => groups.push((planes, vec![i])),
@@ -74,34 +105,23 @@ fn groups(b: &Builder, moe: &Moe) -> Result<Vec<([Planes; 2], Vec<usize>)>> {
     Ok(groups)
 }
 
-/// The layout of both: their own, or where they differ the one into which every type can be expanded.
-fn gate_up_planes(b: &Builder, ffn: &Ffn) -> Result<Planes> {
+/// The layouts of gate and up projections.
+pub(super) fn gate_up_planes(b: &Builder, ffn: &Ffn) -> Result<[Planes; 2]> {
     match &ffn.gate_up {
-        GateUp::Fused(both) => b.planes(both.weight),
-        GateUp::Split(gate, up) => {
-            let (gate, up) = (b.planes(gate.weight)?, b.planes(up.weight)?);
-            Ok(if gate == up { gate } else { Planes::F32 })
-        }
+        model::GateUp::Fused(both) => Ok([b.planes(both.weight)?; 2]),
+        model::GateUp::Split(gate, up) => Ok([b.planes(gate.weight)?, b.planes(up.weight)?]),
     }
 }
 
-/// The gate rows and the up rows.
-fn gate_and_up(ffn: &Ffn) -> [Slice; 2] {
+/// The gate rows, the up rows, and so many rows of the down projection.
+fn parts_of(ffn: &Ffn, hidden: usize) -> [Slice; 3] {
     let rows = ffn.down.cols;
     let [gate, up] = match &ffn.gate_up {
-        GateUp::Split(gate, up) => [(gate.weight, 0), (up.weight, 0)],
-        GateUp::Fused(both) => [(both.weight, 0), (both.weight, rows)],
+        model::GateUp::Split(gate, up) => [(gate.weight, 0), (up.weight, 0)],
+        model::GateUp::Fused(both) => [(both.weight, 0), (both.weight, rows)],
     };
-    [gate, up].map(|(tensor, first)| Slice { tensor, first, rows })
-}
-
-/// The rows of the down projection, so many.
-fn down_of(ffn: &Ffn, rows: usize) -> Slice {
-    Slice {
-        tensor: ffn.down.weight,
-        first: 0,
-        rows,
-    }
+    let down = (ffn.down.weight, 0, hidden);
+    [(gate.0, gate.1, rows), (up.0, up.1, rows), down].map(|(tensor, first, rows)| Slice { tensor, first, rows })
 }
 
 /// Lays the experts of a layer out. Errors: `UnsupportedTensorType`, and `OutOfMemory` when not even a few rows of all experts
@@ -111,11 +131,17 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
     let hidden = moe.router.cols;
     let width = moe.experts.first().map_or(0, |expert| expert.down.cols);
     let mut shared = match &moe.shared {
-        Some(ffn) => Some((gate_up_planes(b, ffn)?, gate_and_up(ffn))),
+        Some(ffn) => {
+            let [gate, up, _] = parts_of(ffn, hidden);
+            Some((gate_up_planes(b, ffn)?, [gate, up]))
+        }
         None => None,
     };
     let mut banks = Vec::new();
-    for (index, ([planes, down_planes], members)) in groups(b, moe)?.into_iter().enumerate() {
+    let matrix = |label: String, of: (Planes, usize), stack: Stack| {
+        Matrix::sliced(label, of, stack, (b.tensors, b.measured), limit)
+    };
+    for (index, ([gate_planes, up_planes, down_planes], members)) in groups(b, moe)?.into_iter().enumerate() {
         let label = |part: &str| match index {
             0 => name(&format!("experts.{part}")),
             _ => name(&format!("experts.{index}.{part}")),
@@ -125,46 +151,45 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
             _ => &members[..],
         };
         let is_paged = resident.len() < members.len();
+        let labels = match gate_planes == up_planes {
+            true => ["gate_up"; 2],
+            false => ["gate", "up"],
+        };
         if is_paged {
-            pageable(planes, hidden, width, moe.top_k, resident.len(), &label("gate_up"))?;
+            for (planes, part) in [gate_planes, up_planes].into_iter().zip(labels) {
+                pageable(planes, hidden, width, moe.top_k, resident.len(), &label(part))?;
+            }
             pageable(down_planes, width, hidden, moe.top_k, resident.len(), &label("down"))?;
         }
-        let gates_and_ups = |experts: &[usize]| -> Vec<Slice> {
-            let experts = || experts.iter().filter_map(|&i| moe.experts.get(i));
-            let gates = experts().map(|expert| gate_and_up(expert)[0]);
-            let ups = experts().map(|expert| gate_and_up(expert)[1]);
-            gates.chain(ups).collect()
-        };
-        let downs = |experts: &[usize]| -> Vec<Slice> {
+        let part = |part: usize, experts: &[usize]| -> Vec<Slice> {
             let experts = experts.iter().filter_map(|&i| moe.experts.get(i));
-            experts.map(|expert| down_of(expert, hidden)).collect()
+            experts.map(|expert| parts_of(expert, hidden)[part]).collect()
         };
         let others = if is_paged { &members[..] } else { &[] };
-        let (cut, pool) = (gates_and_ups(resident), gates_and_ups(others));
-        let mut stack = Stack {
-            first: &[],
-            cut: &cut,
-            pool: &pool,
-        };
-        if let Some((shared_planes, both)) = &shared
-            && *shared_planes == planes
-        {
-            let with_shared = Stack { first: both, ..stack };
-            let all = Slices::open(planes, hidden, with_shared, b.tensors, b.measured)?;
-            if all.fits(0..all.height(), limit) {
-                stack = with_shared;
+        // Those that are cut, and those that may take their places.
+        let [gates, ups, downs] = [0, 1, 2].map(|of| [part(of, resident), part(of, others)]);
+        let mut has_shared = false;
+        let gate_up = if gate_planes == up_planes {
+            let both = [0, 1].map(|of| [&gates[of][..], &ups[of]].concat());
+            let mut stack = Stack::of(&both);
+            if let Some((shared_planes, first)) = &shared
+                && *shared_planes == [gate_planes; 2]
+            {
+                let with_shared = Stack { first, ..stack };
+                let all = Slices::open(gate_planes, hidden, with_shared, b.tensors, b.measured)?;
+                if all.fits(0..all.height(), limit) {
+                    stack = with_shared;
+                    has_shared = true;
+                }
             }
-        }
-        let matrix = |label, of, stack| Matrix::sliced(label, of, stack, (b.tensors, b.measured), limit);
-        let gate_up = matrix(label("gate_up"), (planes, hidden), stack)?;
-        let has_shared = !stack.first.is_empty();
-        let (cut, pool) = (downs(resident), downs(others));
-        let stack = Stack {
-            first: &[],
-            cut: &cut,
-            pool: &pool,
+            GateUp::Both(matrix(label(labels[0]), (gate_planes, hidden), stack)?)
+        } else {
+            GateUp::Apart([
+                matrix(label(labels[0]), (gate_planes, hidden), Stack::of(&gates))?,
+                matrix(label(labels[1]), (up_planes, hidden), Stack::of(&ups))?,
+            ])
         };
-        let down = matrix(label("down"), (down_planes, width), stack)?;
+        let down = matrix(label("down"), (down_planes, width), Stack::of(&downs))?;
         if has_shared {
             shared = None;
         }
@@ -178,12 +203,9 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
             places,
             placed: resident.len(),
             members: all
-                .map(|(expert, ffn)| {
-                    let [gate, up] = gate_and_up(ffn);
-                    Member {
-                        expert,
-                        parts: [gate, up, down_of(ffn, hidden)],
-                    }
+                .map(|(expert, ffn)| Member {
+                    expert,
+                    parts: parts_of(ffn, hidden),
                 })
                 .collect(),
             gate_up,
@@ -192,15 +214,17 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
         });
     }
     let shared = match shared {
+        Some(([planes, other], both)) if planes == other => {
+            let stack = [both.to_vec(), Vec::new()];
+            let stack = Stack::of(&stack);
+            Some(GateUp::Both(matrix(name("shared.gate_up"), (planes, hidden), stack)?))
+        }
         Some((planes, both)) => {
-            let label = name("shared.gate_up");
-            let stack = Stack {
-                first: &[],
-                cut: &both,
-                pool: &[],
-            };
-            let tensors = (b.tensors, b.measured);
-            Some(Matrix::sliced(label, (planes, hidden), stack, tensors, limit)?)
+            let [gate, up] = both.map(|slice| [vec![slice], Vec::new()]);
+            Some(GateUp::Apart([
+                matrix(name("shared.gate"), (planes[0], hidden), Stack::of(&gate))?,
+                matrix(name("shared.up"), (planes[1], hidden), Stack::of(&up))?,
+            ]))
         }
         None => None,
     };
@@ -241,6 +265,13 @@ pub struct Stack<'a> {
     pub cut: &'a [Slice],
     /// Those that may take the place of one that is cut, for which there has to be room.
     pub pool: &'a [Slice],
+}
+
+impl<'a> Stack<'a> {
+    /// What is cut, and what may take its place; nothing comes first.
+    pub fn of([cut, pool]: &'a [Vec<Slice>; 2]) -> Stack<'a> {
+        Stack { first: &[], cut, pool }
+    }
 }
 
 /// Slices of several tensors, as a plan looks at them.

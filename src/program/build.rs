@@ -8,12 +8,12 @@ use super::walk::{Mode, Scratch, Walk};
 use super::{
     ATTENTION_BLOCK, Buffer, BufferId, Fill, Fixed, HeadBuffers, Matrix, MatrixId, Piece, Plan, Program, Stacking,
 };
-use super::{Measured, Paged, Routed, Vector, VectorId, moe, weights};
+use super::{Measured, Paged, Routed, Vector, VectorId, bank, moe, weights};
 use crate::container::{Mask, TensorId, Tensors};
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::kernel::{Kv, MAX_COLUMNS};
-use crate::model::{FeedForward, GateUp, Layer, Linear, Mixer, Model};
+use crate::model::{FeedForward, Layer, Linear, Mixer, Model};
 use crate::sampling;
 use std::sync::Arc;
 
@@ -360,15 +360,16 @@ impl Builder<'_> {
         Ok([scratch("decode", columns)?, scratch("prefill", chunk)?])
     }
 
-    /// Whether a layer's gate and up projections have different device layouts, so that no kernel does both.
+    /// Whether the gate and up projections of a layer, of a mixture those of its shared expert, have different device layouts,
+    /// so that no kernel does both.
     pub(super) fn gate_up_apart(&self, layer: &Layer) -> Result<bool> {
-        match &layer.ffn {
-            FeedForward::Dense(ffn) => match &ffn.gate_up {
-                GateUp::Split(gate, up) => Ok(self.planes(gate.weight)? != self.planes(up.weight)?),
-                GateUp::Fused(_) => Ok(false),
-            },
-            FeedForward::Moe(_) => Ok(false),
-        }
+        let ffn = match &layer.ffn {
+            FeedForward::Dense(ffn) => Some(ffn),
+            FeedForward::Moe(moe) => moe.shared.as_ref(),
+        };
+        let Some(ffn) = ffn else { return Ok(false) };
+        let [gate, up] = bank::gate_up_planes(self, ffn)?;
+        Ok(gate != up)
     }
 
     /// Columns of a decoding run: those of a round, up to a width of the kernels, for a run for one draft more than that costs

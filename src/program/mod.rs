@@ -275,9 +275,15 @@ impl Grid {
                 let shared = p.shared_outputs.div_ceil(2 * pairs.max(1));
                 Grid::Slots(pairs, p.first_shared + shared)
             }
+            Op::MoeMatvec(p) => Grid::Slots(p.outputs.div_ceil(4), p.slots.max(1)),
             Op::MoeDown(p) => Grid::TeamsEach(p.outputs.div_ceil(4)),
             Op::MoeRoute(_) | Op::MoeCount(_) => Grid::Columns,
             Op::MoeMatmulGlu(p) => Grid::Tiles {
+                threads: p.outputs.div_ceil(4),
+                entries: p.x_entries,
+                most: p.tiles,
+            },
+            Op::MoeMatmulUp(p) => Grid::Tiles {
                 threads: p.outputs.div_ceil(4),
                 entries: p.x_entries,
                 most: p.tiles,
@@ -533,14 +539,21 @@ impl Plan {
                         let whole = geometry.data_bytes();
                         // So many rows, each with its share of what all rows have in common.
                         let rows = |rows: u32| (whole as u128 * u128::from(rows) / geometry.rows.max(1) as u128) as u64;
+                        // Those of so many experts, or of all there are.
+                        let experts = |taken: u32, outputs: u32| {
+                            let placed = geometry.rows as u32 / outputs.max(1);
+                            taken.min(placed) * outputs
+                        };
                         match &step.op {
                             Op::Embed(_) => geometry.row_bytes() as u64,
                             Op::MoeGlu(p) => {
                                 columns * rows(2 * (p.shared_outputs + p.first_shared.min(p.placed) * p.outputs))
                             }
-                            Op::MoeDown(p) => columns * rows(p.slots.min(p.rows / p.outputs.max(1)) * p.outputs),
+                            Op::MoeMatvec(p) => columns * rows(experts(p.slots.max(1), p.outputs)),
+                            Op::MoeDown(p) => columns * rows(experts(p.slots, p.outputs)),
                             Op::MoeMatmulGlu(p) => rows(2 * p.x_entries.min(p.placed) * p.outputs),
-                            Op::MoeMatmul(p) => rows(p.top_k.min(p.rows / p.outputs.max(1)) * p.outputs),
+                            Op::MoeMatmulUp(p) => rows(experts(p.x_entries, p.outputs)),
+                            Op::MoeMatmul(p) => rows(experts(p.top_k, p.outputs)),
                             Op::MatmulGlu(p) => rows((2 * p.part1).min(p.rows)),
                             _ => (u128::from(whole) * u128::from(some) / u128::from(all.max(1))) as u64,
                         }

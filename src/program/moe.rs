@@ -2,7 +2,9 @@
 //! with the residual, the shared one's; the columns of a round each read the experts that they chose. Prefill: columns are
 //! grouped by expert, so that each expert's weights are read once for 8 of its columns.
 
-use super::bank::{self, Banks};
+mod apart;
+
+use super::bank::{self, Banks, GateUp};
 use super::build::Builder;
 use super::masking::{Content, Part};
 use super::place::{Masked, Place};
@@ -134,7 +136,7 @@ struct Mixture<'m> {
     /// The banks with their matrices' numbers and their tables of experts.
     banks: Vec<Placed>,
     /// Gate and up projections of the shared expert: the bank's or its own.
-    shared: Option<MatrixId>,
+    shared: Option<GateUp<MatrixId>>,
     /// Whether they are the bank's.
     shared_in_bank: bool,
     gelu: u32,
@@ -142,7 +144,7 @@ struct Mixture<'m> {
 
 struct Placed {
     placed: u32,
-    gate_up: MatrixId,
+    gate_up: GateUp<MatrixId>,
     has_shared: bool,
     down: MatrixId,
     table: BufferId,
@@ -195,7 +197,7 @@ impl Walk<'_> {
             if let Some(masked) = routable {
                 self.fill_by_mask(masked.visit, masked.part, table, Content::Table(whole));
             }
-            let gate_up = self.b.add_matrix(bank.gate_up);
+            let gate_up = bank.gate_up.add_to(&mut self.b);
             if bank.has_shared {
                 shared_matrix = Some(gate_up);
             }
@@ -207,11 +209,12 @@ impl Walk<'_> {
                 };
                 // The one there is, where a layer is applied again.
                 let mut known = self.b.paged.iter_mut();
-                match known.find(|known| (known.gate_up, known.down) == (gate_up, down)) {
+                let numbers = (gate_up.each(), down);
+                match known.find(|known| (known.gate_up, known.down) == numbers) {
                     Some(known) => known.tables.push(table),
                     None => self.b.paged.push(Paged {
                         tables: vec![table],
-                        gate_up,
+                        gate_up: numbers.0,
                         down,
                         slots: bank.placed,
                         members: bank.members,
@@ -232,7 +235,7 @@ impl Walk<'_> {
             scratch,
             banks: placed,
             shared_in_bank: shared_matrix.is_some(),
-            shared: shared_matrix.or(shared.map(|matrix| self.b.add_matrix(matrix))),
+            shared: shared_matrix.or(shared.map(|own| own.add_to(&mut self.b))),
             gelu: u32::from(self.model.activation == Activation::GeluTanh),
         };
         self.norm(norm, &name("norm"));
@@ -372,7 +375,14 @@ impl Walk<'_> {
                 .collect::<Vec<_>>()
         };
         for (b, bank) in mixture.banks.iter().enumerate() {
-            let Matrix { planes, segments, .. } = self.b.matrices[bank.gate_up].clone();
+            let gate_up = match bank.gate_up {
+                GateUp::Both(matrix) => matrix,
+                GateUp::Apart(both) => {
+                    self.decode_apart(mixture, both, Some((b, bank)), name);
+                    continue;
+                }
+            };
+            let Matrix { planes, segments, .. } = self.b.matrices[gate_up].clone();
             for (i, segment) in segments.iter().enumerate() {
                 let shared_outputs = if bank.has_shared { shared_outputs } else { 0 };
                 let rows = segment.geometry.rows as u32;
@@ -387,11 +397,16 @@ impl Walk<'_> {
                     routes_at: layout.routes_at(b) as u32,
                     ..glu
                 });
-                let bindings = bindings(Bind::Weight(bank.gate_up, i), bank.table, self);
+                let bindings = bindings(Bind::Weight(gate_up, i), bank.table, self);
                 self.push(Mode::Decode, &name("experts.gate_up"), op, Some(planes), bindings);
             }
         }
-        if let (Some(shared), false, Some(bank)) = (mixture.shared, mixture.shared_in_bank, mixture.banks.first()) {
+        if let Some(GateUp::Apart(both)) = mixture.shared {
+            self.decode_apart(mixture, both, None, name);
+        }
+        if let (Some(GateUp::Both(shared)), false, Some(bank)) =
+            (mixture.shared, mixture.shared_in_bank, mixture.banks.first())
+        {
             let Matrix { planes, segments, .. } = self.b.matrices[shared].clone();
             for (i, segment) in segments.iter().enumerate() {
                 let rows = segment.geometry.rows as u32;
@@ -457,7 +472,14 @@ impl Walk<'_> {
         let shared_outputs = mixture.moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols as u32);
         let y_stride = (layout.width / 4) as u32;
         for bank in &mixture.banks {
-            let Matrix { planes, segments, .. } = self.b.matrices[bank.gate_up].clone();
+            let gate_up = match bank.gate_up {
+                GateUp::Both(matrix) => matrix,
+                GateUp::Apart(both) => {
+                    self.prefill_apart(mixture, both, bank, name);
+                    continue;
+                }
+            };
+            let Matrix { planes, segments, .. } = self.b.matrices[gate_up].clone();
             for (i, segment) in segments.iter().enumerate() {
                 let shared_outputs = if bank.has_shared { shared_outputs } else { 0 };
                 let rows = segment.geometry.rows as u32;
@@ -473,12 +495,15 @@ impl Walk<'_> {
                     tiles,
                     gelu: *gelu,
                 });
-                let mut bindings = vec![Bind::Weight(bank.gate_up, i)];
+                let mut bindings = vec![Bind::Weight(gate_up, i)];
                 bindings.extend(bind(&[ctl, bank.table, scratch.lists, self.prefill.x, scratch.acts]));
                 self.push(Mode::Prefill, &name("experts.gate_up"), op, Some(planes), bindings);
             }
         }
-        if let (Some(shared), Some(ffn)) = (mixture.shared, &mixture.moe.shared) {
+        if let Some(GateUp::Apart(both)) = mixture.shared {
+            self.prefill_shared_apart(mixture, both, name);
+        }
+        if let (Some(GateUp::Both(shared)), Some(ffn)) = (mixture.shared, &mixture.moe.shared) {
             let Matrix { planes, segments, .. } = self.b.matrices[shared].clone();
             for (i, segment) in segments.iter().enumerate() {
                 let rows = segment.geometry.rows as u32;

@@ -46,8 +46,8 @@ impl Table {
 pub struct Paged {
     /// A table for each visit of the layer.
     pub tables: Vec<Table>,
-    /// Gate and up projections.
-    pub gate_up: MatrixId,
+    /// Gate projections and up projections: one matrix, or one each.
+    pub gate_up: [MatrixId; 2],
     /// Down projections.
     pub down: MatrixId,
     /// Experts it holds at a time.
@@ -59,13 +59,16 @@ pub struct Paged {
 impl Paged {
     /// The matrices and, of the `runs` of their segments, those of a slot, with the member's part that goes there.
     pub fn runs_of(&self, slot: usize, runs: impl Fn(MatrixId) -> usize) -> [(MatrixId, usize, usize); 3] {
-        // The shared expert's rows may come first.
-        let first = runs(self.gate_up).saturating_sub(2 * self.slots);
-        [
-            (self.gate_up, first + slot, 0),
-            (self.gate_up, first + self.slots + slot, 1),
-            (self.down, slot, 2),
-        ]
+        let [gate, up] = self.gate_up;
+        let [gate_run, up_run] = match gate == up {
+            true => {
+                // The shared expert's rows may come first.
+                let first = runs(gate).saturating_sub(2 * self.slots);
+                [first + slot, first + self.slots + slot]
+            }
+            false => [slot; 2],
+        };
+        [(gate, gate_run, 0), (up, up_run, 1), (self.down, slot, 2)]
     }
 }
 
@@ -102,13 +105,18 @@ impl Program {
             match (&step.op, step.bindings.last(), step.bindings.first()) {
                 (Op::MoeCount(_), Some(&Bind::Buffer(counts)), _) => counted = Some((counts, None)),
                 (
-                    Op::MoeGlu(_) | Op::MoeDown(_) | Op::MoeMatmulGlu(_) | Op::MoeMatmul(_),
+                    Op::MoeGlu(_)
+                    | Op::MoeMatvec(_)
+                    | Op::MoeDown(_)
+                    | Op::MoeMatmulGlu(_)
+                    | Op::MoeMatmulUp(_)
+                    | Op::MoeMatmul(_),
                     _,
                     Some(&Bind::Weight(matrix, _)),
                 ) => {
                     let bank = paged
                         .iter()
-                        .position(|bank| bank.gate_up == matrix || bank.down == matrix);
+                        .position(|bank| bank.gate_up.contains(&matrix) || bank.down == matrix);
                     let (Some(bank), Some((counts, begun))) = (bank, &mut counted) else {
                         continue;
                     };

@@ -9,11 +9,18 @@ use crate::parity::Tolerance;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::parity) enum MoePart {
     Glu,
+    /// `moe_matvec` as it makes gates.
+    Gate,
+    /// As it makes products with gates.
+    Up,
+    /// As it makes the shared expert's.
+    SharedUp,
     Down,
     Route,
     Count,
     Lists,
     MatmulGlu,
+    MatmulUp,
     Matmul,
     Combine,
 }
@@ -51,16 +58,27 @@ pub(in crate::parity) struct Moe {
 }
 
 impl MoePart {
-    const WITH_WEIGHTS: [MoePart; 4] = [MoePart::Glu, MoePart::Down, MoePart::MatmulGlu, MoePart::Matmul];
+    const WITH_WEIGHTS: [MoePart; 8] = [
+        MoePart::Glu,
+        MoePart::Gate,
+        MoePart::Up,
+        MoePart::SharedUp,
+        MoePart::Down,
+        MoePart::MatmulGlu,
+        MoePart::MatmulUp,
+        MoePart::Matmul,
+    ];
 
     fn stem(self) -> &'static str {
         match self {
             MoePart::Glu => "moe_glu",
+            MoePart::Gate | MoePart::Up | MoePart::SharedUp => "moe_matvec",
             MoePart::Down => "moe_down",
             MoePart::Route => "moe_route",
             MoePart::Count => "moe_count",
             MoePart::Lists => "moe_lists",
             MoePart::MatmulGlu => "moe_matmul_glu",
+            MoePart::MatmulUp => "moe_matmul_up",
             MoePart::Matmul => "moe_matmul",
             MoePart::Combine => "moe_combine",
         }
@@ -70,14 +88,25 @@ impl MoePart {
         MoePart::WITH_WEIGHTS.contains(&self)
     }
 
+    /// How its weights are to be understood.
+    fn suffix(self) -> &'static str {
+        match self {
+            MoePart::Up => " gated",
+            MoePart::SharedUp => " gated, shared",
+            _ => "",
+        }
+    }
+
+    /// Whether the weights are both gate and up projections.
     pub fn is_glu(self) -> bool {
         matches!(self, MoePart::Glu | MoePart::MatmulGlu)
     }
 
     fn tolerance(self) -> Tolerance {
         match self {
-            MoePart::Glu | MoePart::MatmulGlu | MoePart::Route => Tolerance::Exponential,
-            MoePart::Down | MoePart::Matmul | MoePart::Combine => Tolerance::Summed,
+            MoePart::Glu | MoePart::Up | MoePart::SharedUp | MoePart::Route => Tolerance::Exponential,
+            MoePart::MatmulGlu | MoePart::MatmulUp => Tolerance::Exponential,
+            MoePart::Gate | MoePart::Down | MoePart::Matmul | MoePart::Combine => Tolerance::Summed,
             MoePart::Count | MoePart::Lists => Tolerance::Exact,
         }
     }
@@ -160,7 +189,7 @@ impl Table {
                 };
                 self.add_moe("", moe);
             }
-            for part in [MoePart::Glu, MoePart::Route, MoePart::Count] {
+            for part in [MoePart::Glu, MoePart::Gate, MoePart::Route, MoePart::Count] {
                 for flags in 1..16 {
                     let moe = Moe {
                         experts,
@@ -171,20 +200,20 @@ impl Table {
                         ties: flags & 8 != 0,
                         outputs: 2,
                         cols: 32,
-                        columns: if part == MoePart::Glu { vec![2] } else { vec![9] },
+                        columns: match part {
+                            MoePart::Glu | MoePart::Gate => vec![2],
+                            _ => vec![9],
+                        },
                         ..plain(part, Dtype::F32)
                     };
                     self.add_moe("", moe);
                 }
             }
         }
-        self.add_moe(
-            " ungated",
-            Moe {
-                gated: false,
-                ..plain(MoePart::Glu, Dtype::F16)
-            },
-        );
+        for part in [MoePart::Glu, MoePart::SharedUp] {
+            let plain = plain(part, Dtype::F16);
+            self.add_moe(" ungated", Moe { gated: false, ..plain });
+        }
         for shared in [0, 1, 48, 49] {
             for part in [MoePart::Glu, MoePart::MatmulGlu, MoePart::Route, MoePart::Combine] {
                 let what = format!(" shared of {shared}");
@@ -214,6 +243,7 @@ impl Table {
         ] {
             name += if asked { flag } else { "" };
         }
+        name += moe.part.suffix();
         self.add(name + what, moe.part.tolerance(), Spec::Moe(moe));
     }
 }
@@ -237,7 +267,7 @@ fn plain(part: MoePart, dtype: Dtype) -> Moe {
         amplitude: 1.0,
         overlay: Overlay::Sparse,
         columns: match part {
-            MoePart::Glu | MoePart::Down => vec![1, 8, 3],
+            MoePart::Glu | MoePart::Gate | MoePart::Up | MoePart::SharedUp | MoePart::Down => vec![1, 8, 3],
             _ => vec![1, 5, 33],
         },
         max_binding: WHOLE,
@@ -247,7 +277,11 @@ fn plain(part: MoePart, dtype: Dtype) -> Moe {
 /// At least two segments: as much as 8 rows of all parts take, and half as much again where rows vary.
 fn segmented(part: MoePart, dtype: Dtype) -> Moe {
     let plain = plain(part, dtype);
-    let parts = plain.experts * if part.is_glu() { 2 } else { 1 };
+    let parts = match part {
+        MoePart::SharedUp => 1,
+        _ if part.is_glu() => 2 * plain.experts,
+        _ => plain.experts,
+    };
     // What 32 rows of three parts take, and more column scales than those of three.
     let columns = if dtype == Dtype::Q82f {
         parts * plain.cols * 2

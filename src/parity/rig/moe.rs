@@ -27,7 +27,11 @@ impl Maker {
                 (0..count).map(slice).collect()
             };
             let first = slices(if shared == 0 { 0 } else { 2 }, shared)?;
-            let cut = slices(placed * projections, spec.outputs)?;
+            let count = match spec.part {
+                MoePart::SharedUp => 1,
+                _ => placed * projections,
+            };
+            let cut = slices(count, spec.outputs)?;
             matrix = Some((first, cut));
         }
         let g = self.vector("g", spec.outputs)?;
@@ -55,11 +59,12 @@ impl Maker {
         };
         match spec.part {
             MoePart::Glu => rig.glu(self),
+            MoePart::Gate | MoePart::Up | MoePart::SharedUp => rig.matvec(self),
             MoePart::Down => rig.down(self),
             MoePart::Route => rig.route(self),
             MoePart::Count => rig.count(self),
             MoePart::Lists => rig.lists(self),
-            MoePart::MatmulGlu | MoePart::Matmul => rig.matmul(self),
+            MoePart::MatmulGlu | MoePart::MatmulUp | MoePart::Matmul => rig.matmul(self),
             MoePart::Combine => rig.combine(self),
         }
         Ok(tensors)
@@ -199,6 +204,61 @@ impl MoeRig<'_> {
         }
     }
 
+    fn matvec(&mut self, maker: &mut Maker) {
+        let spec = self.spec;
+        let (units, width) = (spec.cols.div_ceil(32), spec.outputs.next_multiple_of(32));
+        let (most, (_, logits)) = (self.most(), self.logits_len());
+        let sums = (spec.cols.div_ceil(16) * 4).next_multiple_of(32);
+        let (placed, slots) = match spec.part {
+            MoePart::SharedUp => (1, 0),
+            _ => (self.placed, spec.top_k),
+        };
+        let x = maker.buffer("x", units * 32 * most);
+        let squares = maker.buffer("squares.in", sums * most);
+        let routes_at = logits * most;
+        let router = maker.buffer("router", routes_at + 2 * spec.top_k * most);
+        let y_at = 64;
+        let y = maker.buffer("y", y_at + slots.max(1) * width * most);
+        for (i, segment) in maker.matrices[0].clone().segments.iter().enumerate() {
+            let rows = segment.geometry.rows;
+            let op = Op::MoeMatvec(kernel::MoeMatvec {
+                rows: rows as u32,
+                units: units as u32,
+                outputs: (rows / placed) as u32,
+                slots: slots as u32,
+                row0: segment.row0,
+                y_at: (y_at / 4) as u32,
+                y_stride: (width / 4) as u32,
+                stride: logits as u32,
+                routes_at: routes_at as u32,
+                square_vectors: spec.cols.div_ceil(16) as u32,
+                inv_cols: 1.0 / spec.cols as f32,
+                eps: 1e-2,
+                gated: u32::from(spec.part != MoePart::Gate),
+                gelu: u32::from(spec.gelu),
+            });
+            let buffers = [x, squares, self.table, router, y].map(Bind::Buffer);
+            maker.step(op, [&[Bind::Weight(0, i)], &buffers[..]].concat());
+            maker.widen(most as u32);
+        }
+        for &columns in &spec.columns {
+            let n = columns as usize;
+            let mut all = padded(&mut maker.random, n, spec.cols.div_ceil(4), sums, 1.0);
+            all.iter_mut()
+                .for_each(|word| *word = f32::from_bits(*word).abs().to_bits());
+            let mut gates = vec![0; y_at];
+            gates.extend(padded(&mut maker.random, n * slots.max(1), spec.outputs, width, 4.0));
+            let inputs = vec![
+                (self.table, self.table(&mut maker.random)),
+                (router, self.columns_of_logits(maker, columns)),
+                (x, padded(&mut maker.random, n, spec.cols, units * 32, 1.0)),
+                (squares, all),
+                (y, gates),
+            ];
+            maker.round(0, columns, inputs);
+        }
+    }
+
     fn down(&mut self, maker: &mut Maker) {
         let spec = self.spec;
         let (most, units) = (self.most(), spec.cols.div_ceil(32));
@@ -333,16 +393,15 @@ impl MoeRig<'_> {
         let units = spec.cols.div_ceil(32);
         let width = spec.outputs.next_multiple_of(32);
         let entries = self.most() * spec.top_k;
-        let glu = spec.part.is_glu();
-        let x_entries = if glu { spec.top_k } else { 1 };
+        let x_entries = if spec.part == MoePart::Matmul { 1 } else { spec.top_k };
         let lists = maker.buffer("lists", 3 * self.tiles() + entries);
         let x = maker.buffer("x", units * 32 * entries / x_entries);
         let y = maker.buffer("y", width * entries);
         for (i, segment) in maker.matrices[0].clone().segments.iter().enumerate() {
             let (rows, row0, units) = (segment.geometry.rows, segment.row0, units as u32);
             let (y_stride, tiles) = ((width / 4) as u32, self.tiles() as u32);
-            let op = match glu {
-                true => Op::MoeMatmulGlu(kernel::MoeMatmulGlu {
+            let op = match spec.part {
+                MoePart::MatmulGlu => Op::MoeMatmulGlu(kernel::MoeMatmulGlu {
                     rows: rows as u32,
                     units,
                     outputs: ((rows - 2 * self.shared) / (2 * self.placed)) as u32,
@@ -354,7 +413,17 @@ impl MoeRig<'_> {
                     tiles,
                     gelu: u32::from(spec.gelu),
                 }),
-                false => Op::MoeMatmul(kernel::MoeMatmul {
+                MoePart::MatmulUp => Op::MoeMatmulUp(kernel::MoeMatmulUp {
+                    rows: rows as u32,
+                    units,
+                    outputs: (rows / self.placed) as u32,
+                    row0,
+                    y_stride,
+                    x_entries: x_entries as u32,
+                    tiles,
+                    gelu: u32::from(spec.gelu),
+                }),
+                _ => Op::MoeMatmul(kernel::MoeMatmul {
                     rows: rows as u32,
                     units,
                     outputs: (rows / self.placed) as u32,
@@ -387,7 +456,12 @@ impl MoeRig<'_> {
             tasks.extend(listed);
             let count = columns as usize * spec.top_k / x_entries;
             let activations = padded(&mut maker.random, count, spec.cols, units * 32, 1.0);
-            maker.round(0, columns, vec![(self.table, table), (lists, tasks), (x, activations)]);
+            let mut inputs = vec![(self.table, table), (lists, tasks), (x, activations)];
+            if spec.part == MoePart::MatmulUp {
+                let count = columns as usize * spec.top_k;
+                inputs.push((y, padded(&mut maker.random, count, spec.outputs, width, 4.0)));
+            }
+            maker.round(0, columns, inputs);
         }
     }
 
