@@ -27,7 +27,7 @@ const TOKENS: usize = 32;
 
 /// Kernels with exp or tanh, of which drivers promise no last bit. All others multiply, add, divide, take square roots or
 /// move numbers.
-const INEXACT: [&str; 16] = [
+const INEXACT: [&str; 18] = [
     "attn_block",
     "attn_block_some",
     "attn_chunk",
@@ -43,6 +43,8 @@ const INEXACT: [&str; 16] = [
     "matvec_glu_some",
     "moe_glu",
     "moe_matmul_glu",
+    "moe_matmul_up",
+    "moe_matvec",
     "moe_route",
 ];
 

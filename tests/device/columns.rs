@@ -111,12 +111,14 @@ fn each_column_of_experts(device: &Arc<Device>, case: &Case, rig: &Rig) -> usize
     let op = rig.plan.programs[0].steps[0].op;
     let slots = match op {
         Op::MoeGlu(p) => p.first_shared as usize,
+        Op::MoeMatvec(p) => p.slots as usize,
         Op::MoeDown(p) => p.slots as usize,
         other => panic!("{other:?}"),
     };
     let labelled = |buffer: BufferId| rig.plan.buffers[buffer].label.as_str();
-    // What comes before the columns' words of an input; nothing in all but two.
+    // What comes before the columns' words of an input; nothing in all but three.
     let before = |label: &str| match (op, label) {
+        (Op::MoeMatvec(p), "y") => p.y_at as usize * 4,
         (Op::MoeDown(p), "router") => p.routes_at as usize,
         (Op::MoeDown(p), "x") => p.x_at as usize * 32,
         _ => 0,
@@ -153,6 +155,17 @@ fn each_column_of_experts(device: &Arc<Device>, case: &Case, rig: &Rig) -> usize
                 shared.into_iter().chain([slots_of]).collect(),
             ]
         }
+        Op::MoeMatvec(p) => {
+            let routes = (slots != 0).then_some(Place {
+                before: p.routes_at as usize,
+                each: 2 * slots,
+            });
+            let y = Place {
+                before: p.y_at as usize * 4,
+                each: slots.max(1) * p.y_stride as usize * 4,
+            };
+            vec![routes.into_iter().collect(), vec![y]]
+        }
         Op::MoeDown(p) => {
             let (len, sums) = (p.y_stride as usize * 4, (p.y_stride as usize).next_multiple_of(32));
             let place = |each| vec![Place { before: 0, each }];
@@ -185,7 +198,7 @@ fn experts_of_columns_together_are_those_of_single_columns() {
         ..DeviceOptions::default()
     });
     let is_of_experts = |case: &&Case| {
-        ["moe_glu.", "moe_down."]
+        ["moe_glu.", "moe_matvec.", "moe_down."]
             .iter()
             .any(|kind| case.name().starts_with(kind))
     };

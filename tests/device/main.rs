@@ -12,6 +12,7 @@ mod interop;
 mod invariance;
 mod masks;
 mod mixed;
+mod mixed_experts;
 mod paged;
 mod paging;
 mod paging_masks;

@@ -2,8 +2,9 @@
 
 use crate::golden::Recorded;
 use crate::goldens::Golden;
-use cmf_gpu::container::Tensors;
+use cmf_gpu::container::{MemoryTensors, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::dtype::encode::encode;
 use cmf_gpu::engine::Placed;
 use cmf_gpu::error::{Kind, Result};
 use cmf_gpu::gpu::GpuExecutor;
@@ -248,15 +249,38 @@ fn answer(session: &mut Session) -> Vec<u32> {
 #[test]
 fn a_model_larger_than_the_memory_allowed_is_paged() {
     let shape = narrow(4);
-    let tensors: Arc<dyn Tensors> = Arc::new(synthetic(&shape, Dtype::Q8Row).unwrap().1);
-    let mut whole = placed(&tensors, &shape, None).unwrap();
+    let (_, plain) = synthetic(&shape, Dtype::Q8Row).unwrap();
+    // Gates in another type than the rest of their experts.
+    let recoded = plain.infos().iter().enumerate().map(|(id, info)| {
+        let (bytes, shape) = (plain.bytes(id).unwrap(), info.shape.clone());
+        if !(info.name.contains(".experts.") && info.name.contains("gate_proj")) {
+            return (info.name.clone(), info.dtype, shape, bytes.to_vec());
+        }
+        let (rows, cols) = info.rows_cols();
+        let decoder = info.dtype.decoder(bytes, rows, cols).unwrap();
+        let read = |first: usize, out: &mut [f32]| {
+            let rows = out.chunks_mut(cols).enumerate();
+            rows.for_each(|(row, out)| decoder.row(first + row, out));
+            Ok(())
+        };
+        let payload = encode(Dtype::Q4Tiled, rows, cols, &read).unwrap();
+        (info.name.clone(), Dtype::Q4Tiled, shape, payload)
+    });
+    let recoded = MemoryTensors::new(recoded).unwrap();
+    let row = 128 + 2;
+    larger_than_the_memory_allowed(&shape, Arc::new(plain), 3 * 128 * row);
+    larger_than_the_memory_allowed(&shape, Arc::new(recoded), 128 * (2 * row + 128 / 32 * 18));
+}
+
+/// With experts of so many bytes.
+fn larger_than_the_memory_allowed(shape: &Shape, tensors: Arc<dyn Tensors>, expert: u64) {
+    let mut whole = placed(&tensors, shape, None).unwrap();
     assert_eq!(whole.placement.notice, None);
     let needs = |placed: &Placed| placed.placement.weight_bytes + placed.placement.buffer_bytes;
     let limit = needs(&whole) / (1 << 20) - 2;
-    let mut paged = placed(&tensors, &shape, Some(limit)).unwrap();
+    let mut paged = placed(&tensors, shape, Some(limit)).unwrap();
     assert!(needs(&paged) <= limit << 20, "{}", needs(&paged));
     // As many as fit: one more in each layer would not.
-    let expert = 3 * 128 * (128 + 2);
     assert!(needs(&paged) + 4 * expert > limit << 20);
     let notice = paged.placement.notice.clone().unwrap();
     assert!(notice.contains("of 64 experts a layer"), "{notice}");
@@ -266,7 +290,7 @@ fn a_model_larger_than_the_memory_allowed_is_paged() {
     assert!(found == wanted);
     assert!(paged.session.counters().expert_misses > 0);
 
-    let err = placed(&tensors, &shape, Some(1)).err().unwrap();
+    let err = placed(&tensors, shape, Some(1)).err().unwrap();
     assert_eq!(err.kind, Kind::OutOfMemory);
     for part in ["--vram-mb allows 1", "4 of 64 experts"] {
         assert!(err.message.contains(part), "{}", err.message);

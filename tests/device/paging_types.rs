@@ -71,7 +71,7 @@ fn experts_of_several_types_in_a_layer_page() {
         }
         assert!(session.counters().expert_misses > 0);
     }
-    // No two projections of an expert alike, so that gate and up are expanded, and layers that differ.
+    // No two projections of an expert alike, so that gate and up lie apart, and layers that differ.
     let by_part = Network::of("qwen3_moe", |projection| {
         match (projection.part, projection.layer % 2) {
             ("gate_proj", _) => Dtype::Vbit,
@@ -83,16 +83,54 @@ fn experts_of_several_types_in_a_layer_page() {
     same_bits("qwen3_moe", &by_part);
 }
 
+/// Some experts have gate and up projections of two types, the others have not: banks of both kinds, of which one holds all
+/// of its experts where there are few of them, beside a shared expert of either kind.
+#[test]
+fn experts_whose_gates_lie_apart_page_beside_others() {
+    let apart: [(fn(Option<usize>) -> bool, [usize; 2]); 4] = [
+        (|expert| expert.is_some_and(|expert| expert % 2 == 0), [4, 4]),
+        (|expert| expert.is_none_or(|expert| expert < 3), [0, 5]),
+        (|expert| expert.is_none_or(|expert| expert >= 3), [5, 0]),
+        (|expert| expert != Some(7), [7, 0]),
+    ];
+    for (is_apart, paged) in apart {
+        let network = Network::of("qwen2_moe", |projection| match projection.part {
+            "gate_proj" if is_apart(projection.expert) => Dtype::Vbit,
+            _ => Dtype::Q8Row,
+        });
+        same_bits("qwen2_moe", &network);
+        let plan = network.plan(Some(3), 1 << 30).unwrap();
+        for (kind, members) in paged.into_iter().enumerate() {
+            let of_kind = |bank: &&cmf_gpu::program::Paged| (bank.gate_up[0] == bank.gate_up[1]) == (kind == 1);
+            let banks: Vec<_> = plan.paged.iter().filter(of_kind).collect();
+            assert_eq!(banks.len(), if members == 0 { 0 } else { 2 });
+            assert!(banks.iter().all(|bank| bank.members.len() == members));
+        }
+    }
+}
+
 #[test]
 fn banks_in_several_segments_page() {
-    for dtype in [Dtype::VbitRo, Dtype::Q1s, Dtype::Q1t, Dtype::Q82f] {
-        let network = Network::of("qwen3_moe", |_| dtype);
+    // Of two types, the gates lie apart.
+    let types = [Dtype::VbitRo, Dtype::Q1s, Dtype::Q1t, Dtype::Q82f].map(|dtype| [dtype; 2]);
+    for [dtype, gate] in types
+        .into_iter()
+        .chain([[Dtype::Q8Row, Dtype::Q1t], [Dtype::Q1t, Dtype::Q82f]])
+    {
+        let network = Network::of("qwen3_moe", |projection| match projection.part {
+            "gate_proj" => gate,
+            _ => dtype,
+        });
         let tokens = prompt("qwen3_moe");
         let mut resident = network.paged(None);
-        let mut session = network.session(network.plan(Some(7), 33_000).unwrap());
+        let limit = if gate == dtype { 33_000 } else { 17_000 };
+        let mut session = network.session(network.plan(Some(7), limit).unwrap());
         let banks = session.plan().paged.clone();
         let segments = |id: usize| session.plan().matrices[id].segments.len();
-        assert!(banks.iter().any(|bank| segments(bank.gate_up) > 1), "{}", dtype.name());
+        for part in 0..2 {
+            let is_cut = banks.iter().any(|bank| segments(bank.gate_up[part]) > 1);
+            assert!(is_cut, "{} and {}", gate.name(), dtype.name());
+        }
         for prefill in PREFILLS {
             let [found, wanted] = [&mut session, &mut resident].map(|s| logits(s, &tokens, prefill).unwrap());
             assert!(found == wanted, "{}, {prefill} in chunks", dtype.name());

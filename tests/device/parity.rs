@@ -118,7 +118,7 @@ fn subgroups_and_workgroup_memory_give_the_same_bits() {
         Team::Tree,
         "the adapter has no subgroups of one size: nothing to compare"
     );
-    let teams = ["matvec", "moe_glu", "moe_down"];
+    let teams = ["matvec", "moe_glu", "moe_matvec", "moe_down"];
     same_bits(&base, &tree, |case| {
         teams.iter().any(|kernel| case.kind().starts_with(kernel))
     });
@@ -345,11 +345,13 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "attn_chunk_some.f16 4/4 heads of 128",
         "delta_net 2/6 heads of 20x12 taps 4 states 2",
         "moe_glu.q8_2f 24x96 3 of 8",
+        "moe_matvec.q4_block 24x96 3 of 8 gated",
         "moe_down.q4tp 24x96 3 of 8",
         "moe_route 8 of 127",
         "moe_count 8 of 127",
         "moe_lists 8 of 127",
         "moe_matmul_glu.q4_tiled 24x96 3 of 8",
+        "moe_matmul_up.q8_2f 24x96 3 of 8",
         "moe_matmul.q8_row 24x96 3 of 8",
         "moe_combine 4 of 60",
         "sample 257 spread",
@@ -389,11 +391,13 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::AttnChunkSome(p) => p.scale *= 1.001,
             Op::DeltaNet(p) => p.eps = 0.0,
             Op::MoeGlu(p) => p.placed -= 1,
+            Op::MoeMatvec(p) => p.gated = 0,
             Op::MoeDown(p) => p.slots -= 1,
             Op::MoeRoute(p) => p.shared_expert = 0,
             Op::MoeCount(p) => p.stride -= 1,
             Op::MoeLists(p) => p.tiles -= 1,
             Op::MoeMatmulGlu(p) => p.x_entries = 1,
+            Op::MoeMatmulUp(p) => p.gelu = 1,
             Op::MoeMatmul(p) => p.y_stride -= 1,
             Op::MoeCombine(p) => p.top_k -= 1,
             Op::Sample(p) => p.vocab /= 2,
@@ -423,6 +427,18 @@ fn wrong_strides_between_columns_are_found() {
             Op::MoeGlu(p) => p.routes_at -= 2,
             _ => panic!("{op:?}"),
         }),
+        ("moe_matvec.q8_2f 24x96 3 of 8", |op| match op {
+            Op::MoeMatvec(p) => p.stride -= 4,
+            _ => panic!("{op:?}"),
+        }),
+        ("moe_matvec.f16 24x96 3 of 8", |op| match op {
+            Op::MoeMatvec(p) => p.routes_at -= 2,
+            _ => panic!("{op:?}"),
+        }),
+        ("moe_matvec.q4tp 24x96 3 of 8 gated, shared", |op| match op {
+            Op::MoeMatvec(p) => p.y_stride -= 1,
+            _ => panic!("{op:?}"),
+        }),
         ("moe_down.q8_row 24x96 3 of 8", |op| match op {
             Op::MoeDown(p) => p.y_stride -= 1,
             _ => panic!("{op:?}"),
@@ -447,7 +463,12 @@ fn wrong_strides_between_columns_are_found() {
         refused(&bad, &case);
     }
     // As many columns as the step computes: the experts of the last are left out.
-    for name in ["moe_glu.q8_row 24x96 3 of 8", "moe_down.q8_row 24x96 3 of 8"] {
+    for name in [
+        "moe_glu.q8_row 24x96 3 of 8",
+        "moe_matvec.q8_row 24x96 3 of 8",
+        "moe_matvec.q8_row 24x96 3 of 8 gated, shared",
+        "moe_down.q8_row 24x96 3 of 8",
+    ] {
         let case = case(name);
         let mut bad = case.rig(u64::MAX).unwrap();
         bad.plan.programs[0].steps[0].columns -= 1;
@@ -459,8 +480,10 @@ fn wrong_strides_between_columns_are_found() {
 fn experts_at_each_others_places_are_found() {
     for name in [
         "moe_glu.q8_row 24x96 3 of 8",
+        "moe_matvec.q4_tiled 24x96 3 of 8",
         "moe_down.f16 24x96 3 of 8",
         "moe_matmul_glu.q4tp 24x96 3 of 8",
+        "moe_matmul_up.f32 24x96 3 of 8",
         "moe_matmul.q8_2f 24x96 3 of 8",
     ] {
         let case = case(name);
