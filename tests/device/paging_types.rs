@@ -87,24 +87,41 @@ fn experts_of_several_types_in_a_layer_page() {
 /// of its experts where there are few of them, beside a shared expert of either kind.
 #[test]
 fn experts_whose_gates_lie_apart_page_beside_others() {
+    // With how many experts there are of each kind.
     let apart: [(fn(Option<usize>) -> bool, [usize; 2]); 4] = [
         (|expert| expert.is_some_and(|expert| expert % 2 == 0), [4, 4]),
-        (|expert| expert.is_none_or(|expert| expert < 3), [0, 5]),
-        (|expert| expert.is_none_or(|expert| expert >= 3), [5, 0]),
-        (|expert| expert != Some(7), [7, 0]),
+        (|expert| expert.is_none_or(|expert| expert < 3), [3, 5]),
+        (|expert| expert.is_none_or(|expert| expert >= 3), [5, 3]),
+        (|expert| expert != Some(7), [7, 1]),
     ];
-    for (is_apart, paged) in apart {
+    for (is_apart, members_of) in apart {
         let network = Network::of("qwen2_moe", |projection| match projection.part {
             "gate_proj" if is_apart(projection.expert) => Dtype::Vbit,
             _ => Dtype::Q8Row,
         });
-        same_bits("qwen2_moe", &network);
-        let plan = network.plan(Some(3), 1 << 30).unwrap();
-        for (kind, members) in paged.into_iter().enumerate() {
-            let of_kind = |bank: &&cmf_gpu::program::Paged| (bank.gate_up[0] == bank.gate_up[1]) == (kind == 1);
-            let banks: Vec<_> = plan.paged.iter().filter(of_kind).collect();
-            assert_eq!(banks.len(), if members == 0 { 0 } else { 2 });
-            assert!(banks.iter().all(|bank| bank.members.len() == members));
+        let tokens = prompt("qwen2_moe");
+        let mut resident = network.paged(None);
+        let wanted = PREFILLS.map(|prefill| logits(&mut resident, &tokens, prefill).unwrap());
+        for slots in 3..members_of[0].max(members_of[1]) {
+            let mut session = network.paged(Some(slots));
+            // Of both kinds in each of two layers.
+            let banks = &session.plan().paged;
+            let members = |of_one: bool| -> Vec<usize> {
+                let banks = banks
+                    .iter()
+                    .filter(|bank| (bank.gate_up[0] == bank.gate_up[1]) == of_one);
+                banks.map(|bank| bank.members.len()).collect()
+            };
+            let wanted_members = members_of.map(|members| match members > slots {
+                true => vec![members; 2],
+                false => Vec::new(),
+            });
+            assert_eq!([members(false), members(true)], wanted_members, "{slots} slots");
+            for (prefill, wanted) in PREFILLS.into_iter().zip(&wanted) {
+                let found = logits(&mut session, &tokens, prefill).unwrap();
+                assert!(found == *wanted, "{members_of:?}, {slots} slots, {prefill} in chunks");
+            }
+            assert!(session.counters().expert_misses > 0);
         }
     }
 }
@@ -115,7 +132,7 @@ fn banks_in_several_segments_page() {
     let types = [Dtype::VbitRo, Dtype::Q1s, Dtype::Q1t, Dtype::Q82f].map(|dtype| [dtype; 2]);
     for [dtype, gate] in types
         .into_iter()
-        .chain([[Dtype::Q8Row, Dtype::Q1t], [Dtype::Q1t, Dtype::Q82f]])
+        .chain([[Dtype::Bf16, Dtype::F16], [Dtype::VbitRo, Dtype::F16]])
     {
         let network = Network::of("qwen3_moe", |projection| match projection.part {
             "gate_proj" => gate,
@@ -123,14 +140,12 @@ fn banks_in_several_segments_page() {
         });
         let tokens = prompt("qwen3_moe");
         let mut resident = network.paged(None);
-        let limit = if gate == dtype { 33_000 } else { 17_000 };
-        let mut session = network.session(network.plan(Some(7), limit).unwrap());
+        let mut session = network.session(network.plan(Some(7), 33_000).unwrap());
         let banks = session.plan().paged.clone();
         let segments = |id: usize| session.plan().matrices[id].segments.len();
-        for part in 0..2 {
-            let is_cut = banks.iter().any(|bank| segments(bank.gate_up[part]) > 1);
-            assert!(is_cut, "{} and {}", gate.name(), dtype.name());
-        }
+        let mut gates_and_ups = banks.iter().flat_map(|bank| bank.gate_up);
+        let is_cut = gates_and_ups.any(|matrix| segments(matrix) > 1);
+        assert!(is_cut, "{} and {}", gate.name(), dtype.name());
         for prefill in PREFILLS {
             let [found, wanted] = [&mut session, &mut resident].map(|s| logits(s, &tokens, prefill).unwrap());
             assert!(found == wanted, "{}, {prefill} in chunks", dtype.name());
