@@ -2,17 +2,19 @@
 //! the host says, in decode, in prefill, in rounds with drafts and under masks. `paging_types` has them paged.
 
 use crate::paged::{Network, Projection, logits, prompt};
-use cmf_gpu::container::Tensors;
+use cmf_gpu::container::{Container, Tensors};
+use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::planes::Planes;
 use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::{Kernel, Kv};
-use cmf_gpu::model::FeedForward;
+use cmf_gpu::model::{FeedForward, bind};
 use cmf_gpu::parity::{self, Subject};
 use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which, plan};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::Session;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Which of a mixture's experts have gate and up projections of two types.
@@ -232,7 +234,45 @@ fn they_take_the_bytes_of_the_file() {
     }
 }
 
-/// A gate and an up projection of 64 columns take 36 and 66 bytes a row, down projections of 96 and of 64 what q4tp has.
+/// A conversion with a rule for one projection makes such experts.
+#[test]
+fn what_a_rule_of_a_conversion_makes_runs_in_its_types() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.cmf");
+    let options = Options {
+        overrides: vec![("*up_proj*".into(), Dtype::Q8Row)],
+        ..Options::new(Dtype::Q4Tiled)
+    };
+    let from = crate::golden::dir("qwen2_moe");
+    convert(&from, &file, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    let tensors = Arc::new(Container::open(&file).unwrap());
+    let options = PlanOptions {
+        ctx: 48,
+        chunk: 16,
+        kv: Kv::F16,
+        max_binding: crate::device().max_binding(),
+        all_logits: false,
+        drafts: 0,
+        experts: ExpertOptions::default(),
+    };
+    let plan = plan(&bind(&tensors.header().arch, &*tensors).unwrap(), &*tensors, &options).unwrap();
+    for matrix in plan.matrices.iter().filter(|matrix| matrix.planes == Planes::F32) {
+        let is_f32 = |&part: &usize| tensors.infos()[part].dtype == Dtype::F32;
+        assert!(matrix.parts.iter().all(is_f32), "{}", matrix.label);
+    }
+    for program in [Which::Decode, Which::Prefill] {
+        let mixed = kernels(&plan, program)
+            .into_iter()
+            .filter(|(_, kernel)| matches!(kernel, Kernel::MoeMatvec | Kernel::MoeMatmulUp));
+        // Gate and up of the experts and of the shared one, or up of the experts, in two layers.
+        assert_eq!(mixed.count(), if program == Which::Decode { 8 } else { 2 });
+    }
+    let plan = Arc::new(plan);
+    let subject = Subject { plan, tensors };
+    let outcome = parity::programs(&crate::device(), &subject, &subject, &mut |_, _, _| Ok(())).unwrap();
+    assert!(outcome.failed.is_empty() && outcome.passed > 0, "{:?}", outcome.failed);
+}
+
 #[test]
 fn they_take_a_dispatch_more_and_read_the_chosen_ones_only() {
     for (name, layer, mixed) in [("qwen3_moe", 1, Mixed::All), ("qwen2_moe", 3, Mixed::All)] {

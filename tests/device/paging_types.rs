@@ -87,8 +87,9 @@ fn experts_of_several_types_in_a_layer_page() {
 /// of its experts where there are few of them, beside a shared expert of either kind.
 #[test]
 fn experts_whose_gates_lie_apart_page_beside_others() {
+    type IsApart = fn(Option<usize>) -> bool;
     // With how many experts there are of each kind.
-    let apart: [(fn(Option<usize>) -> bool, [usize; 2]); 4] = [
+    let apart: [(IsApart, [usize; 2]); 4] = [
         (|expert| expert.is_some_and(|expert| expert % 2 == 0), [4, 4]),
         (|expert| expert.is_none_or(|expert| expert < 3), [3, 5]),
         (|expert| expert.is_none_or(|expert| expert >= 3), [5, 3]),
