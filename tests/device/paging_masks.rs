@@ -1,6 +1,6 @@
 //! Paged experts under task masks: the same bits as with all experts in place, and nothing is fetched that a mask leaves out.
 
-use crate::paged::{Network, logits, prompt};
+use crate::paged::{Network, Projection, logits, prompt};
 use cmf_gpu::container::{Mask, TensorId, Tensors};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::Placed;
@@ -27,8 +27,8 @@ fn keep(mask: &mut Mask, kept: &[&[usize]; 3]) {
     }
 }
 
-fn network(dtype: impl Fn(usize) -> Dtype) -> Network {
-    let network = Network::of("qwen3_moe", |projection| dtype(projection.expert.unwrap_or(0)));
+fn network(dtype: impl Fn(Projection) -> Dtype) -> Network {
+    let network = Network::of("qwen3_moe", dtype);
     KEPT.iter().fold(network, |network, (name, kept)| {
         network.with(name, |mask| keep(mask, kept))
     })
@@ -66,11 +66,19 @@ fn all_logits(session: &mut Session, tokens: &[u32]) -> Vec<Vec<u32>> {
 #[test]
 fn masks_decide_which_experts_are_fetched() {
     let tokens = prompt("qwen3_moe");
-    // Of one type, of one whose rows vary, and in two banks, of which a mask may leave one without any expert.
-    let types: [fn(usize) -> Dtype; 3] = [
+    // Of one type, of one whose rows vary, in two banks, of which a mask may leave one without any expert, and with gates that
+    // lie apart.
+    let types: [fn(Projection) -> Dtype; 4] = [
         |_| Dtype::F16,
         |_| Dtype::Q1t,
-        |expert| if expert % 2 == 0 { Dtype::Q8Row } else { Dtype::Vbit },
+        |of| match of.expert.is_some_and(|expert| expert % 2 == 0) {
+            true => Dtype::Q8Row,
+            false => Dtype::Vbit,
+        },
+        |of| match of.part {
+            "gate_proj" => Dtype::Q4Tiled,
+            _ => Dtype::Q8Row,
+        },
     ];
     for (number, dtype) in types.into_iter().enumerate() {
         let network = network(dtype);
