@@ -52,6 +52,9 @@ pub enum Kind {
     Io,
     /// The caller asked for something that makes no sense.
     Usage,
+    /// The caller ended the work before it was done. No failure: the command line reports no error of this kind, it ends with
+    /// 130.
+    Interrupted,
 }
 
 impl Kind {
@@ -80,6 +83,7 @@ impl Kind {
             Kind::NonFinite => "NonFinite",
             Kind::Io => "Io",
             Kind::Usage => "Usage",
+            Kind::Interrupted => "Interrupted",
         }
     }
 }

@@ -10,7 +10,7 @@ use super::convert::quant;
 use super::model;
 use super::overlay::{BLEND_HELP, SKILL_HELP};
 use super::run::counters_json;
-use super::{Context, Outcome, Result, usage};
+use super::{Context, Outcome, Result, interrupted, usage};
 use cmf_gpu::container::Container;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::{Engine, Placed, Placement, open_device};
@@ -367,10 +367,10 @@ fn prompt(vocab: u32, count: usize) -> Vec<u32> {
         .collect()
 }
 
-fn interrupted(flow: ControlFlow<()>) -> Result<()> {
+fn unless_broken(flow: ControlFlow<()>) -> Result<()> {
     match flow {
         ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(usage("cancelled")),
+        ControlFlow::Break(()) => Err(interrupted()),
     }
 }
 
@@ -379,14 +379,14 @@ fn prefill(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64> 
     session.clear();
     let start = Instant::now();
     // Returns when the device is done.
-    interrupted(session.prefill(&tokens, cancel)?.1)?;
+    unless_broken(session.prefill(&tokens, cancel)?.1)?;
     Ok(start.elapsed().as_secs_f64())
 }
 
 fn generate(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64> {
     let tokens = prompt(session.plan().vocab, 1);
     session.clear();
-    interrupted(session.prefill(&tokens, cancel)?.1)?;
+    unless_broken(session.prefill(&tokens, cancel)?.1)?;
     let generation = Generation {
         sampling: Sampling::greedy(),
         stops: Vec::new(),
@@ -400,7 +400,7 @@ fn generate(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64>
     })?;
     match first {
         Some(first) if tokens == count + 1 => Ok(first.elapsed().as_secs_f64()),
-        _ if cancel.is_cancelled() => Err(usage("cancelled")),
+        _ if cancel.is_cancelled() => Err(interrupted()),
         _ => Err(usage(format!(
             "only {tokens} of {} tokens fit; give a larger --ctx",
             count + 1

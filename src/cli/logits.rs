@@ -2,7 +2,7 @@
 
 use super::args::{self, LoadArgs, Tokens, token_list, whole};
 use super::model;
-use super::{Context, Outcome, Result, usage};
+use super::{Context, Outcome, Result, interrupted, usage};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::container::{not_the_output, target, temporary_beside};
 use cmf_gpu::error::escape;
@@ -71,7 +71,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         .session()
         .logits(&tokens, prefill, args.hidden, &mut |position, values, residual| {
             if cancel.is_cancelled() {
-                return Err(usage("cancelled"));
+                return Err(interrupted());
             }
             bar.set(position as u64 + 1, tokens.len() as u64);
             logits.extend_from_slice(values);

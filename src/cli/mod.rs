@@ -38,10 +38,11 @@ mod work;
 use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use cmf_gpu::session::Finish;
 use cmf_gpu::{Error, Kind};
 use interrupt::Interrupt;
 use output::Output;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -154,6 +155,11 @@ fn usage(message: impl Into<String>) -> Error {
     Error::new(Kind::Usage, message)
 }
 
+/// What work ends with that Ctrl-C ends.
+fn interrupted() -> Error {
+    Error::new(Kind::Interrupted, "cancelled")
+}
+
 /// Runs the program.
 pub fn main() -> ExitCode {
     // A panic is a defect. Its own report would be many lines, and some are caught on purpose further down.
@@ -214,13 +220,11 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
             .unwrap_or_default(),
     };
     let result = dispatch(cli.command, &mut context).and_then(|outcome| context.out.finish().map(|()| outcome));
-    if result.is_err() && context.interrupt.cancel().is_cancelled() {
-        // A reader of JSON gets its one object all the same.
-        if cli.json {
-            failed(&usage("interrupted"), true);
-        }
-        return code(130);
-    }
+    let result = match result {
+        // Ctrl-C ends whoever reads the other end of the pipe, too.
+        Err(err) if output::is_closed(&err) && context.interrupt.cancel().is_cancelled() => Err(interrupted()),
+        result => result,
+    };
     ended(result, cli.json)
 }
 
@@ -256,8 +260,22 @@ fn ended(result: Result, json: bool) -> ExitCode {
         Ok(Outcome::Done) => code(0),
         Ok(Outcome::Failed) => code(1),
         Ok(Outcome::Interrupted) => code(130),
+        Err(err) if err.kind == Kind::Interrupted => {
+            // A reader of JSON gets its one object all the same, with the word that an answer ends with.
+            if json {
+                answer_object(&json!({"finish": Finish::Interrupted.name()}));
+            }
+            code(130)
+        }
         Err(err) => failed(&err, json),
     }
+}
+
+/// Writes the one object when it is all that is left to do.
+fn answer_object(object: &Value) {
+    let mut out = Output::new(true, true, false);
+    // Where that fails too there is nobody left to tell.
+    let _ = out.json(object).and_then(|()| out.finish());
 }
 
 /// Reports an error: one line on stderr, and the object that was promised on stdout.
@@ -268,10 +286,7 @@ fn failed(err: &Error, json: bool) -> ExitCode {
     }
     output::error_line(&err.to_string());
     if json {
-        let object = json!({"error": {"kind": err.kind.name(), "message": err.message}});
-        let mut out = Output::new(true, true, false);
-        // Where that fails too there is nobody left to tell.
-        let _ = out.json(&object).and_then(|()| out.finish());
+        answer_object(&json!({"error": {"kind": err.kind.name(), "message": err.message}}));
     }
     code(if err.kind == Kind::Usage { 2 } else { 1 })
 }

@@ -4,7 +4,7 @@
 use super::args::LoadArgs;
 use super::model as models;
 use super::overlay::{BLEND_HELP, SKILL_HELP};
-use super::{Context, Outcome, Result, usage};
+use super::{Context, Outcome, Result, interrupted, usage};
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::{check_budget, open_device, overlaid, task_with};
 use cmf_gpu::gpu::Device;
@@ -71,7 +71,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             out.detail(next);
         }
         match cancel.is_cancelled() {
-            true => Err(usage("cancelled")),
+            true => Err(interrupted()),
             false => Ok(()),
         }
     };

@@ -7,7 +7,7 @@
 
 use super::args::{self, LoadArgs, read_text, whole};
 use super::model;
-use super::{Context, Outcome, Result, usage};
+use super::{Context, Outcome, Result, interrupted, usage};
 use cmf_gpu::container::Container;
 use cmf_gpu::engine::Engine;
 use cmf_gpu::options::LoadOptions;
@@ -109,7 +109,7 @@ impl Windows {
             let run = &tokens[start..end];
             engine.session().logits(run, run.len(), false, &mut |at, logits, _| {
                 if cancel.is_cancelled() {
-                    return Err(usage("cancelled"));
+                    return Err(interrupted());
                 }
                 let next = start + at + 1;
                 if next >= counted_from && next < end {

@@ -385,7 +385,7 @@ fn write(
             name,
         };
         if progress(event).is_break() {
-            bail!(Usage, "the conversion was cancelled");
+            bail!(Interrupted, "the conversion was cancelled");
         }
     }
     let parts = writer.finish()?;

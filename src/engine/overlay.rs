@@ -145,7 +145,7 @@ impl Engine {
     /// run through the backbone, without a mask, as far as the last layer that a skill looks at. If another skill is active,
     /// the backbone is from now on. The cache is forgotten.
     ///
-    /// Errors: those of [`routable`]; `Usage` when it is cancelled; `ContextFull`, `NonFinite`, the device's.
+    /// Errors: those of [`routable`]; `Interrupted`, `ContextFull`, `NonFinite`, the device's.
     pub fn route(&mut self, prompt: &[u32], cancel: &Cancel) -> Result<Vec<Route>> {
         let container = self.container.clone();
         let skills = routable(&container)?;

@@ -84,7 +84,7 @@ impl Placed {
     /// Puts the network on `device`, or on the CPU reference without one.
     ///
     /// Errors: `UnsupportedModel`, `MissingTensor`, `UnsupportedTensorType`, `OutOfMemory`, `DeviceError`, `DeviceLost`, and
-    /// `Usage` when `progress` ends it.
+    /// `Interrupted` when `progress` ends it.
     pub fn new(
         arch: &Arch,
         tensors: Arc<dyn Tensors>,
@@ -122,7 +122,7 @@ impl Placed {
         let mask = task::chosen(&model.masks, &options.task)?;
         let mut upload = |done, total| match progress(done, total) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => bail!(Usage, "loading was cancelled"),
+            ControlFlow::Break(()) => bail!(Interrupted, "loading was cancelled"),
         };
         let realise = |plan: &Plan| -> Result<(Arc<Plan>, Box<dyn Executor>)> {
             let plan = Arc::new(plan.with_mask(mask)?);

@@ -10,7 +10,7 @@ impl Session {
     /// φ: for each of `layers`, in ascending order, the mean over all tokens of the residual stream behind that layer. Only the
     /// layers up to the last of them are run. What was cached is forgotten.
     ///
-    /// Errors: as [`Session::prefill`]; `Usage` for a layer there is not and when it is cancelled; `NonFinite`.
+    /// Errors: as [`Session::prefill`]; `Usage` for a layer there is not; `Interrupted`; `NonFinite`.
     pub fn mean_hidden(&mut self, tokens: &[u32], layers: &[usize], cancel: &Cancel) -> Result<Vec<Vec<f64>>> {
         self.check(tokens)?;
         self.clear();
@@ -31,7 +31,7 @@ impl Session {
                 while done < end {
                     if cancel.is_cancelled() {
                         self.clear();
-                        bail!(Usage, "cancelled");
+                        bail!(Interrupted, "cancelled");
                     }
                     let until = end.min(done + FIRST_STEPS);
                     self.executor.run(Which::Prefill, done..until, extent)?;

@@ -114,11 +114,11 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// So many bytes more are done. Errors: `Usage` when the work is to end.
+    /// So many bytes more are done. Errors: `Interrupted` when the work is to end.
     pub fn advance(&mut self, bytes: u64) -> Result<()> {
         self.done += bytes;
         match (self.progress)(self.done, self.total).is_break() {
-            true => bail!(Usage, "cancelled"),
+            true => bail!(Interrupted, "cancelled"),
             false => Ok(()),
         }
     }

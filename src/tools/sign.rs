@@ -260,7 +260,7 @@ fn digests(paths: &[PathBuf], progress: Progress) -> Result<Vec<[u8; 32]>> {
             hash.update(&block[..read]);
             done += read as u64;
             if progress(done, total).is_break() {
-                bail!(Usage, "cancelled");
+                bail!(Interrupted, "cancelled");
             }
         }
         digests.push(hash.finalize().into());

@@ -80,6 +80,38 @@ fn a_prompt_can_be_interrupted() {
     assert!(start.elapsed() < Duration::from_secs(20));
 }
 
+/// Ctrl-C is reported as a wrong call, or whoever reads JSON gets none.
+#[test]
+fn an_interrupted_command_says_so_in_its_object() {
+    let mut model = Permutation::repeating(&[b"a"]);
+    model.context = 32768;
+    let (_dir, path) = model.file();
+    let text = path.with_file_name("text.txt");
+    std::fs::write(&text, "p".repeat(32000)).unwrap();
+    for json in [true, false] {
+        let mut command = program();
+        command
+            .arg("ppl")
+            .arg(&path)
+            .arg("-f")
+            .arg(&text)
+            .args(["-c", "0", "--device", "cpu"])
+            .args(json.then_some("--json"));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut told = String::new();
+        while !told.contains("loaded in") {
+            assert!(stderr.read_line(&mut told).unwrap() > 0, "{told}");
+        }
+        interrupt(&child);
+        stderr.read_to_string(&mut told).unwrap();
+        let (code, stdout, _) = said(&child.wait_with_output().unwrap());
+        let wanted = ["", "{\"finish\":\"interrupted\"}\n"][usize::from(json)];
+        assert_eq!((code, stdout.as_str()), (Some(130), wanted), "{told}");
+        assert!(!told.contains("error:"), "{told}");
+    }
+}
+
 /// An interrupted conversion leaves half a file, or the file it was working on.
 #[test]
 fn an_interrupted_conversion_leaves_nothing() {

@@ -62,7 +62,7 @@ fn damage_gets_no_new_checksum() {
     }
     assert_eq!(entries(dir.path()), 2, "nothing was left behind");
     let err = compact(&interop("qwen2-q4tp.cmf"), &out, &mut |_, _| ControlFlow::Break(())).unwrap_err();
-    assert!(err.kind == Kind::Usage && err.message == "cancelled" && entries(dir.path()) == 2);
+    assert!(err.kind == Kind::Interrupted && err.message == "cancelled" && entries(dir.path()) == 2);
 }
 
 #[test]

@@ -129,7 +129,10 @@ fn a_split_that_fails_leaves_nothing() {
             }
         };
         let err = convert_to_shards(&source, &base, 100_000, &options, &mut converting).unwrap_err();
-        assert!(err.kind == Kind::Usage && err.message.contains("cancelled"), "{err}");
+        assert!(
+            err.kind == Kind::Interrupted && err.message.contains("cancelled"),
+            "{err}"
+        );
         assert_eq!(entries(dir.path()), 0, "stopped at {stop}");
     }
     // Something in the place of a file that comes late; nothing in the place of the directory.

@@ -180,7 +180,7 @@ fn skills_are_added_and_removed_in_place() {
         Kind::SkillFile
     );
     let cancelled = skill::add(&model, &specialist, &new("x", None), &mut |_, _| ControlFlow::Break(()));
-    assert_eq!(kind(cancelled), Kind::Usage);
+    assert_eq!(kind(cancelled), Kind::Interrupted);
     assert_eq!(kind(skill::remove(&model, "three")), Kind::Usage);
     assert!(std::fs::read(&model).unwrap() == both, "what fails changes nothing");
 
