@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::str::FromStr;
 
 /// Most bytes of a text that is read at once.
 const MAX_TEXT: u64 = 64 << 20;
@@ -142,7 +143,7 @@ fn kv(text: &str) -> std::result::Result<Kv, String> {
     match text {
         "f16" => Ok(Kv::F16),
         "f32" => Ok(Kv::F32),
-        "q8" => Err("quantised caches are not implemented yet; wanted f16 or f32".into()),
+        "q8" => Err("quantised caches are not implemented yet; use f16, or f32 for twice the memory".into()),
         _ => Err("wanted f16 or f32".into()),
     }
 }
@@ -202,12 +203,17 @@ pub fn device_json(placement: &Placement) -> Value {
 
 /// Token ids separated by commas.
 pub fn token_list(text: &str) -> std::result::Result<Tokens, String> {
+    ids(text).map(Tokens)
+}
+
+/// The same as numbers of a type that may hold more than ids.
+pub fn ids<T: FromStr>(text: &str) -> std::result::Result<Vec<T>, String> {
     let ids = text.split(',').map(|id| {
         id.trim()
             .parse()
             .map_err(|_| format!("wanted token ids like 1,2,3, found '{id}'"))
     });
-    ids.collect::<std::result::Result<_, _>>().map(Tokens)
+    ids.collect()
 }
 
 /// Token ids; a type of its own, because the parser takes a plain list for a flag that can be repeated.

@@ -1,6 +1,6 @@
 //! `detokenize`: tokens as text, special tokens included.
 
-use super::args::{Tokens, token_list};
+use super::args;
 use super::model::{ModelAndText, open};
 use super::tokenize::tokenizer;
 use super::{Context, Outcome, Result, usage};
@@ -17,12 +17,16 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     let (path, ids) = args.what.split(context)?;
-    let Tokens(tokens) = token_list(&ids).map_err(usage)?;
+    let ids: Vec<u64> = args::ids(&ids).map_err(usage)?;
     let tokenizer = tokenizer(&open(&path)?)?;
-    if let Some(id) = tokens.iter().find(|&&id| tokenizer.token(id).is_none()) {
-        let size = tokenizer.vocab_size();
-        return Err(usage(format!("token {id} is not in the vocabulary of {size}")));
-    }
+    let known = |&id: &u64| {
+        let token = u32::try_from(id).ok().filter(|&id| tokenizer.token(id).is_some());
+        token.ok_or_else(|| {
+            let size = tokenizer.vocab_size();
+            usage(format!("token {id} is not in the vocabulary of {size}"))
+        })
+    };
+    let tokens: Vec<u32> = ids.iter().map(known).collect::<Result<_>>()?;
     let text = tokenizer.decode(&tokens, false)?;
     match context.out.json {
         true => context.out.json(&json!({"text": text}))?,

@@ -107,6 +107,27 @@ fn calls_that_make_no_sense_are_usage_errors() {
     }
 }
 
+/// What is not there yet is refused, and nothing says what there is.
+#[test]
+fn a_cache_that_is_not_there_names_those_that_are() {
+    let message = fails(&["run", model(), "-p", "x", "--kv", "q8"], 2, "Usage");
+    assert!(message.contains("not implemented yet; use f16"), "{message}");
+    assert!(message.contains("f32"), "{message}");
+}
+
+/// An id that no vocabulary has: nothing says which of many, or how many there are.
+#[test]
+fn tokens_beyond_the_vocabulary_are_named_with_its_size() {
+    for id in ["512", "4294967295", "4294967296", "18446744073709551615"] {
+        let wanted = format!("token {id} is not in the vocabulary of 512");
+        assert_eq!(
+            fails(&["detokenize", model(), &format!("1, {id},2")], 2, "Usage"),
+            wanted
+        );
+    }
+    assert!(fails(&["detokenize", model(), "1,x"], 2, "Usage").contains("found 'x'"));
+}
+
 /// A wrong number is taken for a flag, or the range is left to be guessed.
 #[test]
 fn numbers_out_of_range_name_the_flag_and_the_range() {
