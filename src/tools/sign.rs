@@ -117,8 +117,7 @@ pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -
         if std::fs::symlink_metadata(&signature).is_err_and(|err| err.kind() == std::io::ErrorKind::NotFound) {
             continue;
         }
-        let claim = Claim::read(&signature)
-            .map_err(|err| Error::new(Kind::SignatureInvalid, err.message).context(signature.display()))?;
+        let claim = Claim::read(&signature).map_err(|err| Error::new(Kind::SignatureInvalid, err.message))?;
         claims.push((file, claim));
     }
     let Some((_, first)) = claims.first() else {
@@ -174,9 +173,14 @@ struct Claim {
 }
 
 impl Claim {
+    /// Errors: they name the file.
     fn read(path: &Path) -> Result<Claim> {
         let text = read_bounded(path, MAX_SIGNATURE)?;
-        let members = json::parse_object(&text, "signature")?;
+        Claim::parse(&text).map_err(|err| err.context(path.display()))
+    }
+
+    fn parse(text: &[u8]) -> Result<Claim> {
+        let members = json::parse_object(text, "signature")?;
         let text = |name: &str| match members.get(name) {
             Some(Value::String(text)) => Ok(text.as_str()),
             Some(other) => bail!(

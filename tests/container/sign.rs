@@ -106,6 +106,33 @@ fn every_shard_is_signed() {
     assert!(checked(&paths, None).is_ok());
 }
 
+/// What is wrong with a signature names its file, twice or not at all.
+#[test]
+fn a_signature_that_is_none_is_named_once() {
+    let (dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
+    let beside = path_beside(&paths[0]);
+    let once = |what: &str| {
+        let message = checked(&paths, None).unwrap_err();
+        let name = beside.display().to_string();
+        assert_eq!(message.matches(&name).count(), 1, "{what}: {message}");
+    };
+    signed(&paths[0], &dir.path().join("a"));
+    let good = std::fs::read_to_string(&beside).unwrap();
+    std::fs::write(&beside, " ".repeat(20_000)).unwrap();
+    once("too long");
+    std::fs::write(&beside, "{}").unwrap();
+    once("empty");
+    std::fs::write(&beside, good.replace("\"sha256\":\"", "\"sha256\":\"0")).unwrap();
+    once("no digest");
+    std::fs::write(&beside, good).unwrap();
+    let mut file = std::fs::OpenOptions::new().append(true).open(&paths[0]).unwrap();
+    std::io::Write::write_all(&mut file, b"x").unwrap();
+    once("of other bytes");
+    std::fs::remove_file(&beside).unwrap();
+    std::fs::create_dir(&beside).unwrap();
+    once("a directory");
+}
+
 #[test]
 fn a_cancelled_signature_leaves_nothing() {
     let (dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
