@@ -174,6 +174,12 @@ pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progres
     let model = Container::open(model)?;
     let kept = Kept::new(&model, &narrowing.stats, narrowing.cover)?;
     let mut masks = model.masks().cloned().unwrap_or_default();
+    if masks.masks.iter().any(|mask| mask.name == task) {
+        bail!(
+            Usage,
+            "there is a mask '{task}' already; the new one needs another name"
+        );
+    }
     let arch = &model.header().arch;
     let by_pass = model.has_loop_masks();
     let task_id = masks.masks.iter().map(|mask| mask.task_id).max();

@@ -102,7 +102,11 @@ fn experts_are_masked_by_what_was_recorded() {
     let kind = |model: &Path, narrowing: &Narrowing, task: &str| {
         moe::mask(model, narrowing, task, &again, &mut go_on).unwrap_err().kind
     };
-    assert_eq!(kind(&out, &narrowing(0.5), "narrow"), Kind::Usage);
+    let taken = moe::mask(&out, &narrowing(0.5), "narrow", &again, &mut go_on).unwrap_err();
+    assert_eq!(
+        taken.to_string(),
+        "Usage: there is a mask 'narrow' already; the new one needs another name"
+    );
     assert_eq!(kind(&model, &narrowing(0.5), "none"), Kind::Usage);
     for cover in [0.0, -1.0, 1.1, f64::NAN] {
         assert_eq!(kind(&model, &narrowing(cover), "x"), Kind::Usage);
