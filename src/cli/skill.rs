@@ -35,7 +35,7 @@ enum What {
     Add {
         /// The .cmf file that grows
         model: PathBuf,
-        /// A .cmf file or a Hugging Face directory of the same network
+        /// A .cmf, .gguf or .safetensors file or a Hugging Face directory of the same network
         src: PathBuf,
         /// What the skill is asked for by
         #[arg(long, env = "CMF_GPU_ID", allow_hyphen_values = true, hide_env = true)]

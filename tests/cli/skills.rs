@@ -359,6 +359,19 @@ fn where_there_is_no_prompt_auto_is_not_offered() {
     }
 }
 
+/// Help that names fewer sources than there are; what each becomes is tested with the conversions.
+#[test]
+fn help_names_every_source_of_a_skill() {
+    let help = run(&["skill", "add", "--help"]).stdout;
+    let source = help
+        .lines()
+        .find(|line| line.trim_start().starts_with("<SRC>"))
+        .unwrap();
+    for kind in [".cmf", ".gguf", ".safetensors", "Hugging Face directory"] {
+        assert!(source.contains(kind), "{kind}: {source}");
+    }
+}
+
 #[test]
 fn what_is_not_there_is_said_alike() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,9 +3,11 @@
 use crate::build::{Block, Gguf, MODELS, Meta, convert_gguf, converted, fixture, gguf_of, run, values};
 use cmf_gpu::Kind;
 use cmf_gpu::container::gguf::BlockType;
-use cmf_gpu::container::{LayerType, Tensors};
+use cmf_gpu::container::{Container, LayerType, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::tools::skill;
 use serde_json::Value;
+use std::ops::ControlFlow;
 use tempfile::TempDir;
 
 #[test]
@@ -52,6 +54,30 @@ fn version_2_and_other_alignments_are_read() {
     file.set("general.alignment", Meta::U32(128));
     let (_dir, _, found) = convert_gguf(&file, Dtype::Q8Row).unwrap();
     assert_eq!(found.infos(), wanted.infos());
+}
+
+/// A skill can only be made of files of one kind.
+#[test]
+fn a_skill_comes_from_a_gguf_file() {
+    let mut file = gguf_of("qwen2");
+    let (dir, _, base) = convert_gguf(&file, Dtype::F16).unwrap();
+    drop(base);
+    let changed = file
+        .tensors
+        .iter_mut()
+        .find(|tensor| tensor.name == "blk.1.ffn_down.weight")
+        .unwrap();
+    changed.data[..4].copy_from_slice(&3f32.to_le_bytes());
+    let (src, model) = (dir.path().join("tuned.gguf"), dir.path().join("out.cmf"));
+    std::fs::write(&src, file.bytes()).unwrap();
+    let new = skill::New {
+        id: "s".into(),
+        ..skill::New::default()
+    };
+    let written = skill::add(&model, &src, &new, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let grown = Container::open(&model).unwrap();
+    assert_eq!((written.tensors, &grown.skills()[0].layers), (1, &vec![1]));
+    assert!(grown.find("skill.s.model.layers.1.mlp.down_proj.weight").is_some());
 }
 
 #[test]
