@@ -14,14 +14,18 @@ use super::overlay;
 use super::run::random;
 use super::{Outcome, Result};
 use cmf_gpu::Kind;
+use cmf_gpu::container::NO_TASK;
 use cmf_gpu::engine::Engine;
-use cmf_gpu::options::AnswerOptions;
+use cmf_gpu::options::{AnswerOptions, TaskChoice};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::session::{Cancel, Finish};
 pub use command::Settings;
 use command::{Command, HELP};
 use lines::{Line, Lines};
 use serde_json::{Value, json};
+
+/// The task that is nobody's choice: the active skill's, else the file's.
+const OPEN: &str = "default";
 
 /// Where a chat is shown.
 pub trait Sink {
@@ -161,9 +165,21 @@ impl<'a> Chat<'a> {
         numbers.into_iter().chain(others).collect::<Vec<_>>().join("\n")
     }
 
-    /// Puts a task's mask in force. Errors: those that end everything.
+    /// Puts a task's mask in force, or leaves open which. Errors: those that end everything.
     fn set_task(&mut self, value: &str, sink: &mut dyn Sink) -> Result<()> {
-        match self.engine.set_task(Some(value).filter(|value| *value != "none")) {
+        let masks = self.engine.container().masks();
+        // Any word but none may be the name of a mask, and a name means what it names.
+        let named = masks.is_some_and(|masks| masks.find(value).is_ok());
+        let choice = match value {
+            OPEN if named => {
+                sink.note("note: the model has a task of that name, which this means");
+                TaskChoice::Named(value.into())
+            }
+            OPEN => TaskChoice::Default,
+            NO_TASK => TaskChoice::Full,
+            name => TaskChoice::Named(name.into()),
+        };
+        match self.engine.choose_task(&choice) {
             Err(err) if ends_everything(err.kind) => return Err(err),
             Err(err) => sink.say(&err.message),
             Ok(notice) => {

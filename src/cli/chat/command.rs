@@ -10,7 +10,8 @@ pub const HELP: &str = "\
 /system [TEXT]        sets the system message, without TEXT removes it
 /set [NAME [VALUE]]   shows or changes how answers are made:
                       temp top-k top-p min-p repeat-penalty presence-penalty frequency-penalty seed max-tokens
-                      and task: whose mask is active; /set task none runs the full model
+                      and task: whose mask is active; /set task none runs the full model, /set task default leaves it
+                      to the skill and the file again
                       and skill: which one is active, with its mask if no task was set; /set skill none goes back
 /regen                answers the last message anew
 /stats                what the conversation takes

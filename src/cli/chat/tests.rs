@@ -2,6 +2,7 @@
 
 use super::*;
 use cmf_gpu::Error;
+use cmf_gpu::container::{Container, Sections, TensorInfo, TensorSpec, Tensors, Writer};
 use cmf_gpu::convert::{self, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::options::{DeviceChoice, LoadOptions};
@@ -387,4 +388,46 @@ fn a_skill_brings_its_mask_unless_a_task_was_set() {
     assert_eq!(screen.said, wanted);
     let overruled = "note: skill 's' goes with the task 'narrow', but 'general' was asked for";
     assert_eq!(screen.notes, [overruled]);
+    // It is the skill's and the file's again.
+    let mut screen = Screen::default();
+    let lines = ["/set task default", "/set skill none", "/help"];
+    go(&mut chat, &lines, &mut screen);
+    assert_eq!(screen.said[..3], ["task narrow", "skill none", "task general"]);
+    assert!(screen.said("/set task default"), "{:?}", screen.said);
+}
+
+/// A task that the model calls by the word for no choice is out of reach, or taken without a word.
+#[test]
+fn a_mask_that_is_called_default_is_meant_by_its_name() {
+    let interop = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/interop");
+    let model = Container::open(&interop.join("qwen2-q8_row-densemasks.cmf")).unwrap();
+    let mut masks = model.masks().unwrap().clone();
+    masks.masks[1].name = "default".into();
+    let masks = masks.to_bytes().unwrap();
+    let spec = |info: &TensorInfo| TensorSpec {
+        name: info.name.clone(),
+        dtype: info.dtype,
+        shape: info.shape.clone(),
+    };
+    let specs = model.infos().iter().map(spec).collect();
+    let sections = Sections {
+        masks: Some(&masks),
+        index: None,
+        ..model.sections().unwrap()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.cmf");
+    let mut writer = Writer::create(&path, model.header_json().clone(), specs, sections).unwrap();
+    (0..model.infos().len()).for_each(|id| writer.write(model.bytes(id).unwrap()).unwrap());
+    writer.finish().unwrap();
+    let mut engine = loaded(&path, 64);
+    let mut chat = chat(&mut engine, 2);
+    let mut screen = Screen::default();
+    go(&mut chat, &["/set task none", "/set task default"], &mut screen);
+    assert_eq!(screen.said, ["task none", "task default"]);
+    assert!(
+        screen.notes[0].contains("the model has a task of that name"),
+        "{:?}",
+        screen.notes
+    );
 }
