@@ -155,10 +155,15 @@ pub fn shown(engine: &Engine) -> String {
     match engine.overlay() {
         Overlay::Backbone => "skill none".into(),
         Overlay::Skill(id) => {
-            let skill = engine.container().skills().iter().find(|skill| skill.id == *id);
-            match skill.is_some_and(|skill| skill.quality.is_some()) {
-                true => format!("skill {id}"),
-                false => format!("skill {id}; how good the model is with it was not measured"),
+            let container = engine.container();
+            let skill = container.skills().iter().find(|skill| skill.id == *id);
+            let task = engine.task().unwrap_or(NO_TASK);
+            match skill.and_then(|skill| skill.measured_task(container.masks())) {
+                Some(measured) if measured == task => format!("skill {id}"),
+                Some(other) => format!(
+                    "skill {id}; how good the model is with it was not measured under the task {task}, only under {other}"
+                ),
+                None => format!("skill {id}; how good the model is with it was not measured"),
             }
         }
         Overlay::Blend(weights) => {

@@ -126,6 +126,15 @@ impl Skill {
             names.join(", ")
         );
     }
+
+    /// The task under whose mask it was measured, [`NO_TASK`] for the full model; `None`: it was not measured. A record that
+    /// names none speaks of the skill's own, where it has no such of the file's default.
+    pub fn measured_task<'s>(&'s self, masks: Option<&'s Masks>) -> Option<&'s str> {
+        let named = self.quality.as_ref()?.get("task").and_then(Value::as_str);
+        let default = || Some(masks?.default_mask()?.name.as_str());
+        let task = named.or(self.input_mask_task.as_deref()).or_else(default);
+        Some(task.unwrap_or(NO_TASK))
+    }
 }
 
 /// Whether `id` can name a skill. Errors: `Usage`.

@@ -27,23 +27,23 @@ pub fn set_selection(model: &Path, id: &str, selection: &Selection) -> Result<Wr
     amend(model, id, "selection", record)
 }
 
-/// Writes what was measured with a skill: the perplexity of `text` without it and with it, both under the mask of `task` where
-/// one was chosen; else without it under the file's default mask, and with it under the skill's own.
+/// Writes what was measured with a skill: the perplexity of `text` without it and with it, each with the task under whose mask
+/// it was found, [`NO_TASK`](crate::container::NO_TASK) for the full model. It says nothing about other tasks.
 ///
 /// Errors: as [`set_selection`].
 pub fn set_quality(
     model: &Path,
     id: &str,
-    (backbone, overlaid): (f64, f64),
+    (backbone, backbone_task): (f64, &str),
+    (overlaid, task): (f64, &str),
     text: &str,
-    task: Option<&str>,
 ) -> Result<Written> {
     let digest = Sha256::digest(text.as_bytes());
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut record = json!({"metric": "ppl", "backbone": backbone, "overlaid": overlaid, "dataset_sha256": digest});
-    if let (Some(task), Value::Object(members)) = (task, &mut record) {
-        members.insert("task".into(), task.into());
-    }
+    let record = json!({
+        "metric": "ppl", "backbone": backbone, "overlaid": overlaid, "dataset_sha256": digest,
+        "backbone_task": backbone_task, "task": task,
+    });
     amend(model, id, "quality", record)
 }
 

@@ -300,8 +300,21 @@ fn a_skill_runs_under_its_mask() {
         (&own["backbone"], &own["overlaid"]),
         (&ppl(model, text, "none"), &ppl(model, text, "s"))
     );
-    assert_eq!((&own["task"], &none["task"]), (&Value::Null, &"none".into()));
+    let tasks = |quality: &Value| ["backbone_task", "task"].map(|member| quality[member].clone());
+    assert_eq!(tasks(&own), ["general", "narrow"].map(Value::from));
+    assert_eq!(tasks(&none), ["none", "none"].map(Value::from));
     assert_ne!(own["overlaid"], none["overlaid"]);
+    // The last one was made under none.
+    let said = |flags: &[&str]| run(&[&["run", model, "-c", "32"], &FLAGS[..], flags].concat()).stderr;
+    let only = |task: &str| {
+        format!("skill s; how good the model is with it was not measured under the task {task}, only under none")
+    };
+    assert!(said(&["--skill", "s"]).contains(&only("narrow")));
+    assert!(said(&["--skill", "s", "--task", "general"]).contains(&only("general")));
+    assert!(said(&["--skill", "s", "--task", "none"]).contains("\nskill s\n"));
+    measure(&[]);
+    assert!(said(&["--skill", "s"]).contains("\nskill s\n"));
+    assert!(said(&["--skill", "s", "--task", "none"]).contains("under the task none, only under narrow"));
     let parity = run(&["parity", model, "-c", "48", "--skill", "s", "--json"]).json();
     assert_eq!(parity["cases"], parity["passed"]);
 }

@@ -4,7 +4,6 @@ use crate::cli::args::{self, DeviceArgs, TaskArgs, read_text, whole};
 use crate::cli::ppl::{Windows, tokens};
 use crate::cli::{Context, Outcome, Result, model};
 use cmf_gpu::container::{NO_TASK, SkillView};
-use cmf_gpu::options::TaskChoice;
 use cmf_gpu::tools::registry::set_quality;
 use serde_json::json;
 use std::path::PathBuf;
@@ -48,18 +47,18 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if task != without {
         context.out.note(format!("with skill {}: task {task}", args.id));
     }
-    let task = Some(task).filter(|_| options.task != TaskChoice::Default);
     let (overlaid, _) = windows.measure(&mut engine, &tokens, context)?;
     // Nothing reads the file while it grows.
     drop(engine);
     let (backbone, overlaid) = (backbone.exp(), overlaid.exp());
-    let written = set_quality(&args.model, &args.id, (backbone, overlaid), &text, task.as_deref())?;
+    let written = set_quality(&args.model, &args.id, (backbone, &without), (overlaid, &task), &text)?;
     for note in &written.notes {
         context.out.note(format!("note: {note}"));
     }
     match context.out.json {
         true => context.out.json(&json!({
             "skill": args.id, "metric": "ppl", "backbone": backbone, "overlaid": overlaid, "tokens": count,
+            "backbone_task": without, "task": task,
         }))?,
         false => context.out.line(format!(
             "ppl {backbone:.4} without skill {}, {overlaid:.4} with it ({count} tokens)",
