@@ -54,7 +54,8 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let container = model::open(&path)?;
     model::known_tokens(&tokens, &container)?;
     let overlay = args.load.overlay.wanted(&container, context)?;
-    options.overlay = overlay.first();
+    let task = options.task.clone();
+    options = overlay.first(options);
     for input in container.shard_paths() {
         not_the_output(input, &args.out)?;
     }
@@ -62,7 +63,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let to = temporary_beside(&out)?;
     let mut engine = args::load(container, &options, context)?;
     let cancel = context.interrupt.cancel();
-    overlay.settle(&mut engine, &tokens, &cancel, &context.out)?;
+    overlay.settle(&mut engine, &task, &tokens, &cancel, &context.out)?;
     let layers = engine.model().layers.len() * engine.model().loops;
     let mut logits: Vec<f32> = Vec::new();
     let mut hidden: Vec<Vec<f32>> = vec![Vec::new(); if args.hidden { layers } else { 0 }];

@@ -6,7 +6,7 @@ use super::{Context, Result, usage};
 use clap::Args;
 use cmf_gpu::container::{Container, NO_TASK};
 use cmf_gpu::engine::{Engine, Route, incomparable, routable};
-use cmf_gpu::options::Overlay;
+use cmf_gpu::options::{LoadOptions, Overlay, TaskChoice};
 use cmf_gpu::routing;
 use cmf_gpu::session::Cancel;
 
@@ -91,16 +91,32 @@ impl OverlayArgs {
 }
 
 impl Wanted {
-    /// What the model is loaded with.
-    pub fn first(&self) -> Overlay {
-        match self {
-            Wanted::Now(overlay) => overlay.clone(),
-            Wanted::Routed | Wanted::RoutedBlend(_) => Overlay::Backbone,
+    /// What the model is loaded with: of what the prompt decides nothing yet, nor is anything said about it.
+    pub fn first(&self, options: LoadOptions) -> LoadOptions {
+        let (overlay, open_task) = match self {
+            Wanted::Now(overlay) => (overlay.clone(), TaskChoice::Default),
+            Wanted::Routed | Wanted::RoutedBlend(_) => (Overlay::Backbone, TaskChoice::Full),
+        };
+        LoadOptions {
+            overlay,
+            task: match options.task {
+                TaskChoice::Default => open_task,
+                chosen => chosen,
+            },
+            ..options
         }
     }
 
-    /// Lets the prompt decide, where it is to. Errors: those of routing and of changing skills.
-    pub fn settle(&self, engine: &mut Engine, prompt: &[u32], cancel: &Cancel, out: &Output) -> Result<()> {
+    /// Lets the prompt decide, where it is to; `task` is what the caller chose. Errors: those of routing and of changing
+    /// skills.
+    pub fn settle(
+        &self,
+        engine: &mut Engine,
+        task: &TaskChoice,
+        prompt: &[u32],
+        cancel: &Cancel,
+        out: &Output,
+    ) -> Result<()> {
         if matches!(self, Wanted::Now(_)) {
             return Ok(());
         }
@@ -112,7 +128,7 @@ impl Wanted {
             (_, None) => return Ok(()),
         };
         let before = engine.task().map(str::to_owned);
-        if let Some(notice) = engine.set_overlay(&overlay)? {
+        if let Some(notice) = engine.choose(&overlay, task)? {
             out.note(format!("note: {notice}"));
         }
         announce(engine, out);

@@ -153,14 +153,15 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let mut options = args.load.options();
     let container = model::open(&path)?;
     let overlay = args.load.overlay.wanted(&container, context)?;
-    options.overlay = overlay.first();
+    let task = options.task.clone();
+    options = overlay.first(options);
     let windows = Windows::planned(&mut options, &container, args.stride)?;
     let mut engine = args::load(container, &options, context)?;
     let tokens = tokens(&engine, &text, &args.file)?;
     let cancel = context.interrupt.cancel();
     // The first window decides; a prompt has no more.
     let first = &tokens[..tokens.len().min(windows.window)];
-    overlay.settle(&mut engine, first, &cancel, &context.out)?;
+    overlay.settle(&mut engine, &task, first, &cancel, &context.out)?;
     let (nll, count) = windows.measure(&mut engine, &tokens, context)?;
     let Windows { window, stride } = windows;
     match context.out.json {

@@ -230,12 +230,13 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         .as_deref()
         .map(|path| RouteFile::create(path, container.shard_paths(), args.prompt.file()))
         .transpose()?;
-    let load = LoadOptions {
+    let chosen = args.load.options();
+    let task = chosen.task.clone();
+    let load = overlay.first(LoadOptions {
         speculation: args.sampling.spec,
         count_routes: args.route_stats.is_some(),
-        overlay: overlay.first(),
-        ..args.load.options()
-    };
+        ..chosen
+    });
     let mut engine = args::load(container, &load, context)?;
     if args.route_stats.is_some() && !engine.model().has_experts() {
         return Err(usage("--route-stats: the model has no experts to choose from"));
@@ -294,7 +295,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
             Prompt::Tokens(tokens) => tokens.clone(),
             Prompt::Text(text) => engine.tokenizer()?.encode(text, true)?,
         };
-        overlay.settle(&mut engine, &tokens, &cancel, &context.out)?;
+        overlay.settle(&mut engine, &task, &tokens, &cancel, &context.out)?;
     }
     let out = &mut context.out;
     let json = out.json;

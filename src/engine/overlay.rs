@@ -114,10 +114,20 @@ impl Engine {
     /// Errors: `Usage` for a skill that there is not, with those that there are; `MissingTensor` and `Parse` for one that does
     /// not fit, or goes with a mask that there is not; `OutOfMemory`, the device's. After one all is as it was, as far as the device still works.
     pub fn set_overlay(&mut self, overlay: &Overlay) -> Result<Option<String>> {
+        let choice = self.task.clone();
+        self.choose(overlay, &choice)
+    }
+
+    /// Changes which skills are active and chooses the mask, both at once, so that nothing is said of what lies between. See
+    /// [`Engine::set_overlay`] and [`Engine::choose_task`].
+    pub fn choose(&mut self, overlay: &Overlay, choice: &TaskChoice) -> Result<Option<String>> {
         if *overlay == self.overlay.overlay {
-            return Ok(None);
+            return match *choice == self.task {
+                true => Ok(None),
+                false => self.choose_task(choice),
+            };
         }
-        let (task, notice) = task_with(&self.container, overlay, &self.task)?;
+        let (task, notice) = task_with(&self.container, overlay, choice)?;
         let before = match self.task() {
             None => TaskChoice::Full,
             Some(name) => TaskChoice::Named(name.into()),
@@ -130,6 +140,7 @@ impl Engine {
         match self.placed.replace(arch, tensors, &changed, &task) {
             Ok(of_mask) => {
                 self.overlay = next;
+                self.task = choice.clone();
                 Ok(together(notice, of_mask))
             }
             Err(err) => {

@@ -283,7 +283,8 @@ fn a_skill_runs_under_its_mask() {
         "auto",
         "--json",
     ]);
-    assert!(routed.stderr.contains("\ntask narrow"), "{}", routed.stderr);
+    assert!(routed.stderr.contains("\ntask narrow\n"), "{}", routed.stderr);
+    assert!(!routed.stderr.contains("general"), "{}", routed.stderr);
     assert_eq!(
         (&routed.json()["skill"], &routed.json()["task"]),
         (&"s".into(), &"narrow".into())
