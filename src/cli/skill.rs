@@ -191,6 +191,20 @@ pub fn describe(container: &Container) -> Vec<Value> {
     described.collect()
 }
 
+/// What was measured with a skill, for people.
+fn quality(record: &Value) -> String {
+    let number = |member: &str| record[member].as_f64();
+    match (record["metric"].as_str(), number("backbone"), number("overlaid")) {
+        _ if record.is_null() => "not measured".into(),
+        (Some(metric), Some(backbone), Some(overlaid)) => {
+            let task = record["task"].as_str().map(|task| format!(" (task {task})"));
+            let task = task.unwrap_or_default();
+            format!("{metric} {backbone:.4} without, {overlaid:.4} with it{task}")
+        }
+        _ => format!("quality {record}"),
+    }
+}
+
 fn list(container: &Container, context: &mut Context) -> Result {
     let skills = describe(container);
     if context.out.json {
@@ -205,12 +219,17 @@ fn list(container: &Container, context: &mut Context) -> Result {
             _ => String::new(),
         };
         let (task, base) = (said("input_mask_task", "  task "), said("base_dir_hash", "  for base "));
+        let fitted = match &skill["selection"] {
+            Value::Null => "not fitted".to_owned(),
+            some => format!("fitted behind layer {}", some["phi_layer"]),
+        };
         let line = format!(
-            "{}  {} tensors, {}  layers {}{task}  {}{base}",
+            "{}  {} tensors, {}  layers {}{task}  {fitted}  {}  {}{base}",
             skill["id"].as_str().unwrap_or_default(),
             skill["tensors"],
             super::output::size(skill["bytes"].as_u64().unwrap_or(0)),
             skill["layers"],
+            quality(&skill["quality"]),
             skill["name"].as_str().unwrap_or_default(),
         );
         context.out.line(escape(line.trim_end().to_owned()))?;

@@ -147,6 +147,17 @@ fn skills_are_fitted_and_measured_in_place() {
     );
     assert_eq!(quality["dataset_sha256"].as_str().map(str::len), Some(64));
     assert_eq!(described()["selection"], before["selection"], "the rest stays");
+    let shown = run(&["skill", "list", model]).stdout;
+    let ppl = ["backbone", "overlaid"].map(|member| quality[member].as_f64().unwrap());
+    let wanted = format!(
+        "  fitted behind layer 2  ppl {:.4} without, {:.4} with it (task none)  ",
+        ppl[0], ppl[1]
+    );
+    let lines: Vec<&str> = shown.lines().collect();
+    assert!(
+        lines[0].contains(&wanted) && lines[1].contains("  not measured  "),
+        "{shown}"
+    );
     assert!(!answer(model, &["--skill", "alpha"]).1.contains("not measured"));
     assert_eq!(run(&["verify", model]).code, Some(0));
 
@@ -201,7 +212,8 @@ fn masked(dir: &TempDir) -> String {
     }
     assert_eq!(add("s", &["--mask-task", "narrow"]).code, Some(0));
     assert_eq!(add("bare", &["--mask-task", "none"]).code, Some(0));
-    assert!(run(&["skill", "list", &model]).stdout.contains("  task narrow"));
+    let shown = run(&["skill", "list", &model]).stdout;
+    assert!(shown.contains("  task narrow  not fitted  not measured\n"), "{shown}");
     assert_eq!(run(&["verify", &model]).code, Some(0));
     model
 }
