@@ -11,7 +11,7 @@ pub use overlay::{Route, incomparable, overlaid, routable};
 pub use place::{LoadProgress, Placed, Placement, Planned, check_budget, open_device, planned};
 pub use task::task_with;
 
-use crate::container::Container;
+use crate::container::{Container, Header};
 use crate::error::{Result, bail};
 use crate::gpu::Device;
 use crate::model::Model;
@@ -123,7 +123,7 @@ impl Engine {
             Some(tokenizer) => text::special_tokens_map(tokenizer, config.bos_token_id, eos, config.pad_token_id)?,
             None => Map::new(),
         };
-        let stops = stop_tokens(&config.eos_token_ids, tokenizer.as_ref(), header.arch.vocab_size);
+        let stops = stop_tokens(header, tokenizer.as_ref());
         let defaults = sampling_defaults(&header.provenance);
 
         let (overlay, tensors) = overlay::Active::new(&container, &options.overlay)?;
@@ -354,11 +354,12 @@ impl Engine {
     }
 }
 
-fn stop_tokens(from_file: &[u32], tokenizer: Option<&Tokenizer>, vocab: usize) -> Vec<u32> {
-    let mut stops: Vec<u32> = from_file.to_vec();
+/// Tokens that end an answer, in order: those that the header names, and those of the tokenizer that are known to.
+pub fn stop_tokens(header: &Header, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+    let mut stops = header.tokenizer_config.eos_token_ids.clone();
     if let Some(tokenizer) = tokenizer {
         let known = KNOWN_STOPS.iter().filter_map(|token| tokenizer.id(token));
-        stops.extend(known.filter(|&id| tokenizer.is_special(id) && (id as usize) < vocab));
+        stops.extend(known.filter(|&id| tokenizer.is_special(id) && (id as usize) < header.arch.vocab_size));
     }
     stops.sort_unstable();
     stops.dedup();

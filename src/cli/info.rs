@@ -6,12 +6,13 @@ use super::output::{Output, size};
 use super::{Context, Outcome, Result, mask, skill};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::container::{Container, SkillView, TensorInfo, Tensors, hash64};
-use cmf_gpu::engine::sampling_defaults;
+use cmf_gpu::engine::{sampling_defaults, stop_tokens};
 use cmf_gpu::error::escape;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::{self, FeedForward, Layer, Model};
 use cmf_gpu::options::DEFAULT_CTX;
 use cmf_gpu::program::{self, ExpertOptions, Plan, PlanOptions};
+use cmf_gpu::text::Tokenizer;
 use cmf_gpu::{Error, Kind};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -120,6 +121,9 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
         .collect();
     let config = &header.tokenizer_config;
     let sampling = sampling_defaults(&header.provenance);
+    // Of a tokenizer that cannot be read nobody knows which of its tokens are special.
+    let tokenizer = container.tokenizer_json().map(Tokenizer::from_json).transpose();
+    let stops = tokenizer.map(|tokenizer| stop_tokens(header, tokenizer.as_ref()));
     let object = json!({
         "format": "cmf-v2",
         "bytes": container.file_bytes(),
@@ -139,6 +143,7 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
             None => json!({"source": "chatml", "bytes": 0, "hash": null}),
         },
         "eos_token_ids": config.eos_token_ids,
+        "stop_token_ids": stops.ok(),
         "bos_token_id": config.bos_token_id,
         "pad_token_id": config.pad_token_id,
         "sampling": {
@@ -342,6 +347,11 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
         text(&template["hash"])
     ))?;
     out.line(format!("eos          {}", text(value("eos_token_ids"))))?;
+    out.line(match value("stop_token_ids") {
+        Value::Null => "stop tokens  not known: the tokenizer cannot be read".to_owned(),
+        ids if ids.as_array().is_some_and(Vec::is_empty) => "stop tokens  none".to_owned(),
+        ids => format!("stop tokens  {}", text(ids)),
+    })?;
     out.line(format!("sampling     {}", text(value("sampling"))))?;
     for (title, key, name) in [
         ("masks", "masks", "name"),

@@ -107,6 +107,7 @@ fn info() {
     assert_eq!(info["arch"]["num_layers"], 3);
     assert_eq!(info["params"], 619_392);
     assert_eq!(info["eos_token_ids"], serde_json::json!([2]));
+    assert_eq!(info["stop_token_ids"], serde_json::json!([2]));
     assert_eq!(keys(&info["bytes_by_dtype"]), ["f16"]);
     assert_eq!(info["template"]["source"], "file");
     let bytes = info["memory"].clone();

@@ -191,6 +191,16 @@ fn a_special_end_of_turn_ends_answers_in_files_that_name_none() {
         let (_dir, path) = model.file();
         let (code, stdout, stderr) = run(&path, &["-n", "8"]);
         assert_eq!((code, stdout.as_str()), (Some(0), wanted), "{stderr}");
+        let info = |flags: &[&str]| said(&program().arg("info").arg(&path).args(flags).output().unwrap()).1;
+        let object: Value = serde_json::from_str(&info(&["--json"])).unwrap();
+        assert_eq!(object["eos_token_ids"], json!(model.eos));
+        let stop = [END, FIRST + 1][usize::from(special)];
+        assert_eq!(object["stop_token_ids"], json!([stop]));
+        assert!(
+            info(&[]).contains(&format!("\nstop tokens  [{stop}]\n")),
+            "{}",
+            info(&[])
+        );
     }
 }
 
