@@ -16,7 +16,7 @@ macro_rules! files {
 const LIB: &[(&str, &str)] = files!("lib": "attention" "attention_chunk" "attention_merge" "canon" "columns_apart" "columns_near" "ctl" "every_unit" "experts" "gate" "glu" "grid" "kv_f16" "kv_f32" "listed" "matmul"
     "matmul_pair" "matmul_tile" "matvec" "moe_gated" "moe_tile" "norm_scale" "parts" "route" "routes" "team_subgroup" "team_tree" "tile_every" "tile_listed" "vector" "weights");
 const DTYPE: &[(&str, &str)] = files!("dtype": "bf16" "bits1_codes" "bits2_codes" "bits_n" "f16" "f32" "group"
-    "group_overlay" "i8" "i8_codes" "i8_col" "nib4_codes" "nib4_ladder" "no_overlay" "wide16");
+    "group_overlay" "group_words" "i8" "i8_codes" "i8_col" "nib4_codes" "nib4_flat" "nib4_ladder" "no_overlay" "wide16");
 const OP: &[(&str, &str)] = files!("op": "add_norm" "attn_block" "attn_block_some" "attn_chunk" "attn_chunk_some" "attn_merge" "attn_merge_some" "cap" "delta_net" "draft" "embed" "glu" "last_column" "matmul" "matmul_add" "matmul_add_some" "matmul_glu" "matmul_glu_some" "matmul_some"
     "matvec" "matvec_add" "matvec_add_some" "matvec_glu" "matvec_glu_some" "matvec_some" "moe_combine" "moe_count" "moe_down" "moe_glu" "moe_lists" "moe_matmul" "moe_matmul_glu" "moe_matmul_up" "moe_matvec"
     "moe_route" "norm" "prep" "rope" "round_begin" "sample" "silence");

@@ -1,54 +1,66 @@
-// Codes of 3, 4, 5, 6 or 8 bits, as the row says; code q of b bits is worth q - (2^(b-1) - 1). A row's record is its first
-// vector in `codes` times 16 plus b, and an f16 scale a unit, padded to whole words. Its vectors hold what its width has of:
-// a vector of lower nibbles a unit, a vector of upper nibbles a unit, two words of 2 bits a code, one word of 1 bit a code.
+// Codes of 3, 4, 5, 6 or 8 bits, as the row says; code q of b bits is worth q - (2^(b-1) - 1). A row has of what its width is
+// made of: a vector of lower nibbles a unit, a vector of upper nibbles a unit; and behind the vectors of all rows its f16
+// scales, one a unit, padded to whole words, two words of 2 bits a code, one word of 1 bit a code. `scales` holds a record
+// for every eight rows: where the vectors of the first begin, where its words begin, and the widths, 4 bits each.
 // A unit's columns are eight quads of neighbours, column 4q + j in byte j of its word; two quads come out of a word together,
 // the even one in the lower nibbles. Codes of 3 bits are upper nibbles without lower ones, so worth 16 times too much.
 // What a width does not have is masked, so that rows of all widths take one way.
 const NEEDS_SUM: bool = true;
 const PREPARES_X: bool = false;
 const APART: bool = true;
-struct Row { word: u32, record: u32 }
+struct Row { vector: u32, words: u32 }
+
+// Words of a row's scales.
+fn scale_words() -> u32 { return (params.units + 1u) >> 1u; }
 
 fn row_open(row: u32) -> Row {
-    let record = row * (1u + ((params.units + 1u) >> 1u));
-    return Row(scales[record], record);
+    let record = (row >> 3u) * 3u;
+    let place = (row & 7u) * 4u;
+    let widths = scales[record + 2u];
+    // A width of b bits is b / 4 vectors and b % 4 words a unit: those of the rows before it are summed.
+    let before = widths & ((1u << place) - 1u);
+    let vectors = (((before >> 2u) & 0x33333333u) * 0x11111111u) >> 28u;
+    let words = (((before & 0x03030303u) + ((before >> 4u) & 0x03030303u)) * 0x01010101u) >> 24u;
+    return Row(
+        (scales[record] + vectors * params.units) << 4u | ((widths >> place) & 15u),
+        scales[record + 1u] + words * params.units + (row & 7u) * scale_words(),
+    );
 }
 
-fn code(row: Row) -> u32 { return row.word >> 4u; }
-fn bits(row: Row) -> u32 { return row.word & 15u; }
+fn code(row: Row) -> u32 { return row.vector >> 4u; }
+fn bits(row: Row) -> u32 { return row.vector & 15u; }
+
+fn word_at(i: u32) -> u32 { return codes[i >> 2u][i & 3u]; }
 
 fn unit_scale(row: Row, unit: u32) -> f32 {
     // Makes up for the codes of 3 bits.
     let worth = select(1.0, 0.0625, bits(row) == 3u);
-    return worth * half((scales[row.record + 1u + (unit >> 1u)] >> ((unit & 1u) * 16u)) & 0xffffu);
+    return worth * half((word_at(row.words + (unit >> 1u)) >> ((unit & 1u) * 16u)) & 0xffffu);
 }
 
 // All ones where it holds.
 fn mask(holds: bool) -> u32 { return select(0u, 0xffffffffu, holds); }
 
-// The parts that a width has, as masks, at which bit of a nibble the single bits lie, and where words begin.
-struct Parts { low: u32, high: u32, pair: u32, bit: u32, bit_at: u32, words: u32 }
+// The parts that a width has, as masks, and at which bit of a nibble the single bits lie.
+struct Parts { low: u32, high: u32, pair: u32, bit: u32, bit_at: u32 }
 
 fn parts_of(row: Row) -> Parts {
     let three = bits(row) == 3u;
     let low = mask(!three);
     let high = mask(bits(row) == 8u);
-    let words = (code(row) + (params.units & low) + (params.units & high)) * 4u;
     return Parts(
-        low, high, mask(three || bits(row) == 6u), mask(three || bits(row) == 5u), select(0u, 2u, three), words,
+        low, high, mask(three || bits(row) == 6u), mask(three || bits(row) == 5u), select(0u, 2u, three),
     );
 }
 
-fn word_at(i: u32) -> u32 { return codes[i >> 2u][i & 3u]; }
-
-// Where a part is missing the row's first word is read in its place, which is there for every width.
+// Where a part is missing the row's first word is read in its place.
 fn pair_word(row: Row, parts: Parts, unit: u32, p: u32) -> u32 {
-    return word_at(select(code(row) * 4u, parts.words + unit * 2u + p, parts.pair != 0u)) & parts.pair;
+    return word_at(row.words + ((scale_words() + unit * 2u + p) & parts.pair)) & parts.pair;
 }
 
 fn bit_word(row: Row, parts: Parts, unit: u32) -> u32 {
-    let at = parts.words + (2u * params.units & parts.pair) + unit;
-    return word_at(select(code(row) * 4u, at, parts.bit != 0u)) & parts.bit;
+    let at = scale_words() + (2u * params.units & parts.pair) + unit;
+    return word_at(row.words + (at & parts.bit)) & parts.bit;
 }
 
 // The upper nibbles of quads 2i and 2i + 1.

@@ -88,7 +88,7 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
         Ok((backbone, model, plan))
     });
     let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
-    let (params, unused, widened, memory, reason) = match &planned {
+    let (params, unused, memory, reason) = match &planned {
         Ok((backbone, model, plan)) => {
             model
                 .layers
@@ -99,12 +99,10 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
                 .iter()
                 .map(|&id| backbone.infos()[id].name.as_str())
                 .collect();
-            let widened = plan.widened(backbone);
-            (model.parameters(backbone), unused, widened, memory(plan), Value::Null)
+            (model.parameters(backbone), unused, memory(plan), Value::Null)
         }
         Err(err) => (
             infos.iter().map(elements).sum(),
-            Vec::new(),
             Vec::new(),
             Value::Null,
             Value::from(err.to_string()),
@@ -161,14 +159,6 @@ fn describe(container: &Container, args: &Args) -> Map<String, Value> {
         "moe": header.arch.moe,
         "experts_per_layer": planned.as_ref().ok().and_then(|(_, model, _)| experts(model)),
         "unused": unused,
-        "widened": widened
-            .iter()
-            .map(|one| {
-                json!({
-                    "name": one.name, "dtype": one.dtype.name(), "nbytes": one.file_bytes, "device_bytes": one.device_bytes
-                })
-            })
-            .collect::<Vec<_>>(),
         "memory": memory,
         "provenance": header.provenance,
     });
@@ -410,15 +400,6 @@ fn show(object: &Map<String, Value>, out: &mut Output) -> Result<()> {
                 Some(_) => format!(" + {} state", bytes(&memory["state_bytes"])),
             },
             bytes(&memory["scratch_bytes"]),
-        ))?;
-    }
-    for one in value("widened").as_array().into_iter().flatten() {
-        out.line(format!(
-            "widened      {} {}: {} in the file, {} on the device, as f32",
-            text(&one["name"]),
-            text(&one["dtype"]),
-            bytes(&one["nbytes"]),
-            bytes(&one["device_bytes"]),
         ))?;
     }
     for tensor in value("tensors").as_array().into_iter().flatten() {

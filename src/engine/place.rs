@@ -10,7 +10,7 @@ use crate::host::HostExecutor;
 use crate::kernel::MAX_COLUMNS;
 use crate::model::{self, Model};
 use crate::options::{DeviceChoice, LoadOptions, Speculation, TaskChoice};
-use crate::program::{self, Executor, ExpertOptions, Plan, PlanOptions};
+use crate::program::{Executor, ExpertOptions, Plan, PlanOptions};
 use crate::session::Session;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -142,7 +142,6 @@ impl Placed {
         let mut task = Task::default();
         let (room, of_plan) = given;
         let of_task = task.enter(mask);
-        let widened = program::widened_notice(&plan.widened(&*tensors)).filter(|_| device.is_some());
         let unlimited = match (&device, options.vram_mb) {
             (None, Some(_)) => Some(
                 "--vram-mb limits the caches and buffers of the CPU reference; its weights stay in the file, and no expert is \
@@ -164,7 +163,6 @@ impl Placed {
                 .chain(of_task)
                 .chain(of_plan)
                 .chain(unlimited)
-                .chain(widened)
                 .reduce(|a, b| format!("{a}; {b}")),
             layers: model.layers.len(),
             weight_bytes: plan.weight_bytes(),

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::probe::wait_for_map;
 use crate::container::Tensors;
-use crate::dtype::planes::{Planes, Source};
+use crate::dtype::planes::{Amount, NO_ENTRY, Place, Planes, SHARED_ROWS, Source};
 use crate::error::{Result, bail};
 use crate::program::{Fill, Matrix, Run, Segment, Vector, sources};
 use rayon::prelude::*;
@@ -163,26 +163,39 @@ fn upload_segment(
     release: &dyn Fn(&[Piece]),
 ) -> Result<()> {
     let geometry = segment.geometry;
-    let scale_row = geometry.scale_row_bytes();
-    // The widest row, where they vary.
-    let code_row = match geometry.planes {
-        Planes::BitsN => geometry.units() * 32,
-        _ => geometry.code_row_bytes(),
+    let first = geometry.record_offset(0);
+    if first != 0 {
+        let cols = geometry.cols as u32;
+        ring.put(&to.buffer, to.scales_at, first, |out| {
+            out.copy_from_slice(&cols.to_le_bytes());
+            Ok(())
+        })?;
+    }
+    // The most that a row takes, where they vary.
+    let row = match geometry.planes {
+        Planes::BitsN => geometry.units() * 34,
+        Planes::Nib4Flat => geometry.units() * 18 + 72,
+        _ => geometry.code_row_bytes() + geometry.record_row_bytes() + geometry.unit_scale_row_bytes(),
     };
-    // Whole words of 2-byte scales need an even number of rows.
-    let block = (RING_BYTES / 2 / (code_row + scale_row) / 32 * 32).max(2);
+    let least = (1..32).find(|&rows| geometry.may_begin_at(rows)).unwrap_or(32);
+    let block = (RING_BYTES / 2 / row / 32 * 32).max(least);
     for rows in blocks(segment, sources, block) {
-        let pieces = pieces(&segment.runs, rows.clone(), sources, geometry.first_lead());
-        let codes_at = codes_at(segment, &pieces, rows.start) as u64;
-        let bytes = pieces.iter().map(|piece| piece.code_bytes).sum();
-        ring.put(&to.buffer, codes_at, bytes, |out| codes(&pieces, sources, out))?;
-        if scale_row != 0 {
-            let at = to.scales_at + (rows.start * scale_row) as u64;
-            let bytes = rows.len() * scale_row;
-            ring.put(&to.buffer, at, bytes.next_multiple_of(4), |out| {
-                let (data, padding) = out.split_at_mut(bytes);
-                padding.fill(0);
-                scales(&pieces, sources, scale_row, data)
+        let pieces = pieces(&segment.runs, rows.clone(), geometry.lead());
+        for part in Part::ALL {
+            let bytes = part.bytes(&pieces, sources);
+            if let Some(first) = pieces.first().filter(|_| bytes != 0) {
+                let at = part.offset(segment, to, sources, rows.start, first);
+                ring.put(&to.buffer, at, bytes.next_multiple_of(4), |out| {
+                    let (data, padding) = out.split_at_mut(bytes);
+                    padding.fill(0);
+                    part.write(&pieces, sources, data)
+                })?;
+            }
+        }
+        if geometry.planes == Planes::BitsN {
+            let (from, end) = (geometry.record_offset(rows.start), geometry.record_offset(rows.end));
+            ring.put(&to.buffer, to.scales_at + from as u64, end - from, |out| {
+                shared_records(&pieces, sources, out)
             })?;
         }
         release(&pieces);
@@ -195,6 +208,79 @@ fn upload_segment(
     }
     if geometry.planes.has_overlay() {
         upload_overlay(ring, segment, to, sources)?;
+    }
+    Ok(())
+}
+
+/// What of the planes lies row by row and is repacked by many tasks.
+#[derive(Clone, Copy)]
+enum Part {
+    Codes,
+    Words,
+    Records,
+    UnitScales,
+}
+
+impl Part {
+    const ALL: [Part; 4] = [Part::Codes, Part::Words, Part::Records, Part::UnitScales];
+
+    fn piece_bytes(self, piece: &Piece, sources: &[Source]) -> usize {
+        let source = &sources[piece.part];
+        match self {
+            Part::Codes => source.code_bytes(piece.place, &piece.rows),
+            Part::Words => source.word_bytes(&piece.rows),
+            Part::Records => source.record_bytes(&piece.rows),
+            Part::UnitScales => source.unit_scale_bytes(piece.place, &piece.rows),
+        }
+    }
+
+    fn bytes(self, pieces: &[Piece], sources: &[Source]) -> usize {
+        pieces.iter().map(|piece| self.piece_bytes(piece, sources)).sum()
+    }
+
+    /// Where in the buffer it lies of pieces of which `first`, with stored row `row`, is the first.
+    fn offset(self, segment: &Segment, to: &SegmentBuffer, sources: &[Source], row: usize, first: &Piece) -> u64 {
+        let geometry = segment.geometry;
+        let lead = sources[first.part].lead(first.place, first.rows.start);
+        let (codes, scales) = (0, to.scales_at);
+        match self {
+            Part::Codes => codes + (row * geometry.code_row_bytes() + lead.vectors * 16) as u64,
+            Part::Words => codes + lead.words as u64 * 4,
+            Part::Records => scales + geometry.record_offset(row) as u64,
+            Part::UnitScales => scales + geometry.unit_scale_offset(row, lead) as u64,
+        }
+    }
+
+    fn write(self, pieces: &[Piece], sources: &[Source], out: &mut [u8]) -> Result<()> {
+        let mut tasks = Vec::with_capacity(pieces.len());
+        let mut rest = out;
+        for piece in pieces {
+            let (here, after) = rest.split_at_mut(self.piece_bytes(piece, sources));
+            tasks.push((piece, here));
+            rest = after;
+        }
+        tasks.into_par_iter().try_for_each(|(piece, out)| {
+            let (source, rows) = (&sources[piece.part], piece.rows.clone());
+            match self {
+                Part::Codes => source.codes(piece.place, rows, out),
+                Part::Words => source.words(rows, out),
+                Part::Records => source.records(piece.place, rows, out),
+                Part::UnitScales => source.unit_scales(piece.place, rows, out),
+            }
+        })
+    }
+}
+
+/// Writes the records that rows of pieces share, of which the first begins with the first piece.
+fn shared_records(pieces: &[Piece], sources: &[Source], out: &mut [u8]) -> Result<()> {
+    out.fill(0);
+    let records = out.as_chunks_mut::<12>().0;
+    let rows = pieces
+        .iter()
+        .flat_map(|piece| piece.rows.clone().map(move |row| (piece, row)));
+    for (i, (piece, row)) in rows.enumerate() {
+        let record = &mut records[i / SHARED_ROWS];
+        sources[piece.part].shared_record(piece.place, row, i % SHARED_ROWS, record)?;
     }
     Ok(())
 }
@@ -219,24 +305,6 @@ fn blocks(segment: &Segment, sources: &[Source], most: usize) -> Vec<Range<usize
     blocks
 }
 
-/// Where the codes of pieces go whose first row is stored row `first`.
-fn codes_at(segment: &Segment, pieces: &[Piece], first: usize) -> usize {
-    match segment.geometry.planes {
-        Planes::BitsN => pieces.first().map_or(0, |piece| piece.lead * 16),
-        _ => first * segment.geometry.code_row_bytes(),
-    }
-}
-
-fn codes(pieces: &[Piece], sources: &[Source], out: &mut [u8]) -> Result<()> {
-    let of = |piece: &Piece, out: &mut [u8]| sources[piece.part].codes(piece.rows.clone(), out);
-    fill(pieces, out, |piece| piece.code_bytes, of)
-}
-
-fn scales(pieces: &[Piece], sources: &[Source], scale_row: usize, out: &mut [u8]) -> Result<()> {
-    let of = |piece: &Piece, out: &mut [u8]| sources[piece.part].row_scales(piece.rows.clone(), piece.lead, out);
-    fill(pieces, out, |piece| piece.rows.len() * scale_row, of)
-}
-
 /// Sends other rows to run number `run` of a segment: those from `first` on of `source`, less the rows of earlier segments.
 /// What is submitted later sees them. Returns how many bytes that were.
 ///
@@ -253,13 +321,13 @@ pub fn replace(
     let Some(here) = segment.runs.get(run) else {
         bail!(Usage, "no run {run} of {}", segment.runs.len());
     };
-    let (at, room) = segment.before(run);
+    let (at, before) = segment.before(run);
     let (rows, begin) = (here.rows.len(), first + segment.row0 as usize);
     let amount = source.amount(begin..begin + rows);
-    if amount > here.room {
+    if !amount.fits(here.room) {
         bail!(
             Bounds,
-            "{rows} rows that vary need room for {amount}, there is room for {}",
+            "{rows} rows that vary hold {amount:?}, there is room for {:?}",
             here.room
         );
     }
@@ -269,80 +337,101 @@ pub fn replace(
         rows: begin..begin + rows,
         room: here.room,
     };
-    let lead = geometry.first_lead() + room;
-    let pieces = pieces(std::slice::from_ref(&moved), 0..rows, sources, lead);
+    let lead = geometry.lead() + before;
+    let pieces = pieces(std::slice::from_ref(&moved), 0..rows, lead);
     let mut sent = 0;
-    let mut send = |offset: usize, bytes: &[u8]| {
+    let mut send = |offset: u64, bytes: &[u8]| {
         if !bytes.is_empty() {
-            device.queue.write_buffer(&to.buffer, offset as u64, bytes);
+            device.queue.write_buffer(&to.buffer, offset, bytes);
             sent += bytes.len() as u64;
         }
     };
-    let mut bytes = vec![0; pieces.iter().map(|piece| piece.code_bytes).sum()];
-    codes(&pieces, sources, &mut bytes)?;
-    send(codes_at(segment, &pieces, at), &bytes);
-    let scale_row = geometry.scale_row_bytes();
-    let mut bytes = vec![0; rows * scale_row];
-    scales(&pieces, sources, scale_row, &mut bytes)?;
-    let scales_at = to.scales_at as usize;
-    send(scales_at + at * scale_row, &bytes);
+    for part in Part::ALL {
+        let mut bytes = vec![0; part.bytes(&pieces, sources)];
+        part.write(&pieces, sources, &mut bytes)?;
+        if let Some(first) = pieces.first() {
+            send(part.offset(segment, to, sources, at, first), &bytes);
+        }
+    }
+    if geometry.planes == Planes::BitsN {
+        let (from, end) = (geometry.record_offset(at), geometry.record_offset(at + rows));
+        let mut bytes = vec![0; end - from];
+        shared_records(&pieces, sources, &mut bytes)?;
+        send(to.scales_at + from as u64, &bytes);
+    }
     if geometry.planes == Planes::I8Col {
         let mut scales = vec![0; geometry.units() * 64];
         source.col_scales(&mut scales)?;
-        send(scales_at + geometry.col_scale_offset(run), &scales);
+        send(to.scales_at + geometry.col_scale_offset(run) as u64, &scales);
     }
     if geometry.planes.has_overlay() {
-        let mut entries = Vec::with_capacity(amount * 4);
+        let mut entries = Vec::with_capacity(here.room.words * 4);
         moved
             .rows
             .clone()
             .try_for_each(|row| source.overlay(row, &mut entries))?;
-        send(scales_at + lead * 4, &entries);
+        entries.extend(no_entries(here.room.less(amount)));
+        send(to.scales_at + lead.words as u64 * 4, &entries);
     }
     Ok(sent)
 }
 
-/// Sends overlay entries.
+/// As many overlay entries that change nothing, as the device holds them.
+fn no_entries(room: Amount) -> impl Iterator<Item = u8> {
+    (0..room.words).flat_map(|_| NO_ENTRY.to_le_bytes())
+}
+
+/// Sends overlay entries, and where the last row's end.
 fn upload_overlay(ring: &mut Ring, segment: &Segment, to: &SegmentBuffer, sources: &[Source]) -> Result<()> {
-    let mut lead = segment.geometry.first_lead();
+    let geometry = segment.geometry;
+    let mut at = to.scales_at + geometry.lead().words as u64 * 4;
     let mut bytes = Vec::new();
+    let mut send = |bytes: &mut Vec<u8>| {
+        let sent = ring.put(&to.buffer, at, bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            Ok(())
+        });
+        at += bytes.len() as u64;
+        bytes.clear();
+        sent
+    };
     for run in &segment.runs {
-        let mut at = to.scales_at + lead as u64 * 4;
-        let mut send = |bytes: &mut Vec<u8>| {
-            let sent = ring.put(&to.buffer, at, bytes.len(), |out| {
-                out.copy_from_slice(bytes);
-                Ok(())
-            });
-            at += bytes.len() as u64;
-            bytes.clear();
-            sent
-        };
+        let source = &sources[run.part];
         for row in run.rows.clone() {
             // A row has at most one entry a column.
-            sources[run.part].overlay(row, &mut bytes)?;
+            source.overlay(row, &mut bytes)?;
             if bytes.len() >= RING_BYTES / 4 {
                 send(&mut bytes)?;
             }
         }
-        if !bytes.is_empty() {
-            send(&mut bytes)?;
+        for byte in no_entries(run.room.less(source.amount(run.rows.clone()))) {
+            bytes.push(byte);
+            if bytes.len() == RING_BYTES / 4 {
+                send(&mut bytes)?;
+            }
         }
-        lead += run.room;
     }
-    Ok(())
+    if !bytes.is_empty() {
+        send(&mut bytes)?;
+    }
+    let end = (geometry.lead().words + geometry.amount.words) as u32;
+    let at = to.scales_at + geometry.record_offset(geometry.rows) as u64;
+    ring.put(&to.buffer, at, 4, |out| {
+        out.copy_from_slice(&end.to_le_bytes());
+        Ok(())
+    })
 }
 
 /// A few rows that one task repacks.
 struct Piece {
     part: usize,
     rows: Range<usize>,
-    code_bytes: usize,
-    /// What its first row's record begins with, where rows vary.
-    lead: usize,
+    /// Where its run lies.
+    place: Place,
 }
 
-/// The stored rows `range` of some runs, of which the first counts from `lead`.
-fn pieces(runs: &[Run], range: Range<usize>, sources: &[Source], mut lead: usize) -> Vec<Piece> {
+/// The stored rows `range` of some runs, before the first of which is `lead`.
+fn pieces(runs: &[Run], range: Range<usize>, mut lead: Amount) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = 0;
     for run in runs {
@@ -350,34 +439,19 @@ fn pieces(runs: &[Run], range: Range<usize>, sources: &[Source], mut lead: usize
         for first in (from..to).step_by(TASK_ROWS) {
             let start = run.rows.start + first - at;
             let rows = start..start + TASK_ROWS.min(to - first);
-            let source = &sources[run.part];
             pieces.push(Piece {
                 part: run.part,
-                code_bytes: source.code_bytes(rows.clone()),
-                lead: lead + source.amount(run.rows.start..start),
                 rows,
+                place: Place {
+                    first: run.rows.start,
+                    lead,
+                },
             });
         }
         at += run.rows.len();
         lead += run.room;
     }
     pieces
-}
-
-fn fill(
-    pieces: &[Piece],
-    out: &mut [u8],
-    bytes: impl Fn(&Piece) -> usize,
-    f: impl Fn(&Piece, &mut [u8]) -> Result<()> + Sync,
-) -> Result<()> {
-    let mut tasks = Vec::with_capacity(pieces.len());
-    let mut rest = out;
-    for piece in pieces {
-        let (here, after) = rest.split_at_mut(bytes(piece));
-        tasks.push((piece, here));
-        rest = after;
-    }
-    tasks.into_par_iter().try_for_each(|(piece, out)| f(piece, out))
 }
 
 /// Decodes and sends a vector.

@@ -9,7 +9,7 @@ pub(super) use moe::{Moe, MoePart};
 
 use super::{Case, Tolerance};
 use crate::dtype::Dtype;
-use crate::dtype::planes::Planes;
+use crate::dtype::planes::{Amount, Geometry, Planes};
 use crate::kernel::Kv;
 
 /// What a case runs.
@@ -258,6 +258,7 @@ pub fn cases() -> Vec<Case> {
         Product::LISTED.iter().for_each(|&product| table.listed(product, dtype));
     }
     table.stacks();
+    table.straddling();
     table.large();
     table.rope();
     table.attention();
@@ -533,6 +534,40 @@ impl Table {
         }
     }
 
+    /// Groups of 32 weights that straddle rows: rows that begin anywhere in a group, also the first of a segment or of a tensor.
+    fn straddling(&mut self) {
+        let dtype = Dtype::Q4Block;
+        self.add_embed("", dtype, 50, 1001, 1.0, WHOLE);
+        self.add_embed(" segments", dtype, 100, 50, 1.0, segment_bytes(dtype, 50));
+        self.add_embed(" subnormal", dtype, 33, 50, SUBNORMAL, WHOLE);
+        for product in Product::ALL.into_iter().chain(Product::LISTED) {
+            for (columns, rows, cols) in [(1, 33, 1001), (2, 6, 50), (4, 7, 31), (8, 9, 97), (1, 41, 513)] {
+                let linear = Linear {
+                    columns: vec![columns],
+                    ..self.plain(product, dtype, rows, cols)
+                };
+                self.add_linear("", linear);
+            }
+            let plain = self.plain(product, dtype, 101, 50);
+            let linear = Linear {
+                max_binding: segment_bytes(dtype, 50) * if product.is_pair() { 2 } else { 1 },
+                ..plain.clone()
+            };
+            self.add_linear(" segments", linear);
+            let amplitude = SUBNORMAL;
+            self.add_linear(" subnormal", Linear { amplitude, ..plain });
+        }
+        for product in [Product::Matvec, Product::Matmul] {
+            let linear = Linear {
+                parts: vec![(dtype, 71), (dtype, 25), (dtype, 23)],
+                ..self.plain(product, dtype, 71, 50)
+            };
+            let max_binding = segment_bytes(dtype, 50);
+            self.add_linear("", linear.clone());
+            self.add_linear(" segments", Linear { max_binding, ..linear });
+        }
+    }
+
     /// Sizes of vocabularies, up to grids that no longer fit one side.
     fn large(&mut self) {
         for dtype in [Dtype::F16, Dtype::Q8Row, Dtype::Q1t, Dtype::VbitRo] {
@@ -726,15 +761,26 @@ fn has_halves(dtype: Dtype) -> bool {
 fn segment_bytes(dtype: Dtype, cols: usize) -> u64 {
     match Planes::of(dtype, cols) {
         Ok(planes) => {
-            let geometry = crate::dtype::planes::Geometry {
+            let geometry = Geometry {
                 planes,
                 rows: 32,
                 cols,
                 parts: 3,
-                // The widest rows, and an entry for every fourth weight.
-                amount: match planes.has_overlay() {
-                    true => 32 * cols / 4,
-                    false => 32 * cols.div_ceil(32) * 2,
+                // The widest rows, or an entry for every fourth weight.
+                amount: match planes {
+                    Planes::BitsN => Amount {
+                        vectors: 32 * cols / 16,
+                        words: 0,
+                    },
+                    // Each part may begin within a pair of groups, and end in one.
+                    Planes::Nib4Flat => Amount {
+                        vectors: cols + 12,
+                        words: 0,
+                    },
+                    _ => Amount {
+                        vectors: 0,
+                        words: 32 * cols / 4,
+                    },
                 },
             };
             geometry.code_bytes().max(geometry.scale_bytes()) as u64

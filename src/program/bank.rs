@@ -8,7 +8,7 @@
 use super::build::Builder;
 use super::{Matrix, MatrixId, Measured, Member, Run, Segment};
 use crate::container::{TensorId, Tensors};
-use crate::dtype::planes::{Geometry, Planes};
+use crate::dtype::planes::{Amount, Geometry, Measure, Planes};
 use crate::error::{Result, bail};
 use crate::model::{self, Ffn, Moe};
 use std::collections::HashMap;
@@ -174,6 +174,7 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
             let mut stack = Stack::of(&both);
             if let Some((shared_planes, first)) = &shared
                 && *shared_planes == [gate_planes; 2]
+                && (!is_paged || fetchable_behind(gate_planes, hidden, first))
             {
                 let with_shared = Stack { first, ..stack };
                 let all = Slices::open(gate_planes, hidden, with_shared, b.tensors, b.measured)?;
@@ -244,16 +245,29 @@ fn pageable(planes: Planes, cols: usize, rows: usize, top_k: usize, slots: usize
         rows,
         cols,
         parts: 1,
-        amount: 0,
+        amount: Amount::default(),
     };
     // A copy begins and ends at whole words.
-    if !(rows * geometry.scale_row_bytes()).is_multiple_of(4) {
+    if !geometry.may_begin_at(rows) {
         bail!(
             UnsupportedTensorType,
             "{label}: experts of {rows} rows in this type cannot be fetched one by one"
         );
     }
     Ok(())
+}
+
+/// Whether single experts can be replaced in a bank that begins with these rows.
+fn fetchable_behind(planes: Planes, cols: usize, first: &[Slice]) -> bool {
+    let rows = first.iter().map(|slice| slice.rows).sum();
+    let geometry = Geometry {
+        planes,
+        rows,
+        cols,
+        parts: first.len(),
+        amount: Amount::default(),
+    };
+    geometry.may_begin_at(rows)
 }
 
 /// Slices that make a matrix.
@@ -280,7 +294,7 @@ struct Slices<'a> {
     cols: usize,
     stack: Stack<'a>,
     /// Only families whose rows vary make the plan look at what tensors hold.
-    starts: HashMap<TensorId, Rc<[u32]>>,
+    measures: HashMap<TensorId, Rc<Measure>>,
 }
 
 impl<'a> Slices<'a> {
@@ -291,17 +305,17 @@ impl<'a> Slices<'a> {
         tensors: &dyn Tensors,
         measured: &Measured,
     ) -> Result<Slices<'a>> {
-        let mut starts = HashMap::new();
+        let mut measures = HashMap::new();
         if planes.varies() {
             for slice in [stack.first, stack.cut, stack.pool].into_iter().flatten() {
-                starts.insert(slice.tensor, measured.starts(planes, slice.tensor, tensors)?);
+                measures.insert(slice.tensor, measured.of(planes, slice.tensor, tensors)?);
             }
         }
         Ok(Slices {
             planes,
             cols,
             stack,
-            starts,
+            measures,
         })
     }
 
@@ -310,21 +324,19 @@ impl<'a> Slices<'a> {
         self.stack.cut.first().map_or(0, |slice| slice.rows)
     }
 
-    /// What rows of a slice take of the amount of [`Geometry`].
-    fn amount(&self, slice: &Slice, rows: &Range<usize>) -> usize {
-        let starts = self.starts.get(&slice.tensor);
-        let at = |row: usize| starts?.get(slice.first + row).copied();
-        match (at(rows.start), at(rows.end)) {
-            (Some(from), Some(to)) => to.saturating_sub(from) as usize,
-            _ => 0,
-        }
+    /// What rows of a slice hold.
+    fn amount(&self, slice: &Slice, rows: &Range<usize>) -> Amount {
+        let measure = self.measures.get(&slice.tensor);
+        let rows = slice.first + rows.start..slice.first + rows.end;
+        measure.map_or(Amount::default(), |measure| measure.amount(rows))
     }
 
     /// The first slices, and these rows of the others.
     fn segment(&self, here: Range<usize>) -> Segment {
         let Stack { first, cut, pool } = self.stack;
-        let whole = first.iter().map(|slice| (slice, 0..slice.rows, 0));
-        let largest = pool.iter().map(|slice| self.amount(slice, &here)).max().unwrap_or(0);
+        let whole = first.iter().map(|slice| (slice, 0..slice.rows, Amount::default()));
+        let pool = pool.iter().map(|slice| self.amount(slice, &here));
+        let largest = pool.fold(Amount::default(), Amount::max);
         let rows = cut.iter().map(|slice| (slice, here.clone(), largest));
         let runs: Vec<_> = whole
             .chain(rows)

@@ -16,7 +16,6 @@ mod paged;
 mod place;
 mod walk;
 mod weights;
-mod widened;
 
 pub use bank::{ABSENT, Slice, Stack};
 pub use build::{ExpertOptions, PlanOptions, plan, plan_with};
@@ -24,10 +23,9 @@ pub use cost::{Cost, KvRead, ProgramCost};
 pub use masking::{Axis, Content, Masking, Part, Shared, Target, Visit, When};
 pub use paged::{Member, Paged, Pause, Routed, Table, Waiting};
 pub use weights::{Measured, source, sources};
-pub use widened::{Widened, widened_notice};
 
 use crate::container::{TensorId, Tensors};
-use crate::dtype::planes::{Geometry, Planes};
+use crate::dtype::planes::{Amount, Geometry, Planes};
 use crate::error::Result;
 use crate::kernel::{Access, Kv, MAX_COLUMNS, Op};
 use std::ops::Range;
@@ -123,8 +121,8 @@ pub struct Run {
     pub part: usize,
     /// Its rows.
     pub rows: Range<usize>,
-    /// Of the amount of [`Geometry`], what is there for these rows, or for others that may take their place.
-    pub room: usize,
+    /// What they hold, or others that may take their place.
+    pub room: Amount,
 }
 
 /// As much of a matrix as one binding holds.
@@ -490,10 +488,12 @@ pub struct Plan {
 }
 
 impl Segment {
-    /// How many rows are stored before a run, and how much of the amount of [`Geometry`] is there for them.
-    pub fn before(&self, run: usize) -> (usize, usize) {
+    /// How many rows are stored before a run, and what is there for them.
+    pub fn before(&self, run: usize) -> (usize, Amount) {
         let before = self.runs.iter().take(run);
-        before.fold((0, 0), |(rows, room), run| (rows + run.rows.len(), room + run.room))
+        before.fold((0, Amount::default()), |(rows, room), run| {
+            (rows + run.rows.len(), room + run.room)
+        })
     }
 }
 
@@ -545,7 +545,7 @@ impl Plan {
                             taken.min(placed) * outputs
                         };
                         match &step.op {
-                            Op::Embed(_) => geometry.row_bytes() as u64,
+                            Op::Embed(_) => rows(1),
                             Op::MoeGlu(p) => {
                                 columns * rows(2 * (p.shared_outputs + p.first_shared.min(p.placed) * p.outputs))
                             }

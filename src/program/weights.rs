@@ -3,7 +3,7 @@
 
 use super::{Matrix, Run, Segment, Stacking, Vector};
 use crate::container::{TensorId, Tensors};
-use crate::dtype::planes::{Geometry, Planes, Source};
+use crate::dtype::planes::{Amount, Geometry, Measure, Planes, Source};
 use crate::error::{Result, bail};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -58,7 +58,7 @@ impl Matrix {
             let mut runs = runs(&shapes, stacking, outputs, here.clone());
             for run in &mut runs {
                 let source = sources.get(run.part);
-                run.room = source.map_or(0, |source| source.amount(run.rows.clone()));
+                run.room = source.map_or(Amount::default(), |source| source.amount(run.rows.clone()));
             }
             let geometry = Geometry {
                 planes,
@@ -132,7 +132,8 @@ fn runs(shapes: &[(usize, usize)], stacking: Stacking, outputs: usize, here: Ran
             Stacking::Halves => part * outputs + here.start..part * outputs + here.end,
         };
         if !rows.is_empty() {
-            runs.push(Run { part, rows, room: 0 });
+            let room = Amount::default();
+            runs.push(Run { part, rows, room });
         }
         begin += shape.0;
     }
@@ -144,28 +145,40 @@ pub fn sources<'a>(planes: Planes, parts: &[TensorId], tensors: &'a dyn Tensors)
     parts.iter().map(|&id| source(planes, id, tensors)).collect()
 }
 
-/// A tensor, ready to be repacked. Errors: what its payload has wrong with it, with its name.
+/// A tensor, ready to be repacked. Errors: what its payload has wrong with it and `UnsupportedTensorType` for a layout that is
+/// not its own, with its name.
 pub fn source(planes: Planes, tensor: TensorId, tensors: &dyn Tensors) -> Result<Source<'_>> {
     let info = &tensors.infos()[tensor];
     let (rows, cols) = info.rows_cols();
-    Source::open_in(planes, info.dtype, tensors.bytes(tensor)?, rows, cols)
-        .map_err(|err| err.context(format!("tensor '{}'", info.name)))
+    let open = || {
+        let source = Source::open(info.dtype, tensors.bytes(tensor)?, rows, cols)?;
+        if source.planes() != planes {
+            let (is, wanted) = (source.planes().name(), planes.name());
+            bail!(
+                UnsupportedTensorType,
+                "{} weights lie as {is}, wanted {wanted}",
+                info.dtype.name()
+            );
+        }
+        Ok(source)
+    };
+    open().map_err(|err| err.context(format!("tensor '{}'", info.name)))
 }
 
 /// How much the rows of experts hold in families whose rows vary: found once for all plans of one network's tensors.
 #[derive(Default)]
-pub struct Measured(RefCell<HashMap<TensorId, Rc<[u32]>>>);
+pub struct Measured(RefCell<HashMap<TensorId, Rc<Measure>>>);
 
 impl Measured {
-    /// The amount of [`Geometry`] before each row of a tensor, and after the last.
-    pub(super) fn starts(&self, planes: Planes, tensor: TensorId, tensors: &dyn Tensors) -> Result<Rc<[u32]>> {
+    /// What the rows of a tensor hold.
+    pub(super) fn of(&self, planes: Planes, tensor: TensorId, tensors: &dyn Tensors) -> Result<Rc<Measure>> {
         if let Some(known) = self.0.borrow().get(&tensor) {
             return Ok(known.clone());
         }
-        let starts: Rc<[u32]> = source(planes, tensor, tensors)?.into_starts().into();
+        let measure = Rc::new(source(planes, tensor, tensors)?.into_measure());
         tensors.release(tensor);
-        self.0.borrow_mut().insert(tensor, starts.clone());
-        Ok(starts)
+        self.0.borrow_mut().insert(tensor, measure.clone());
+        Ok(measure)
     }
 }
 

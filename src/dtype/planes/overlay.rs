@@ -2,6 +2,7 @@
 //!
 //! The file's entries may come in any order, and of two for one weight the later one counts.
 
+use super::NO_ENTRY;
 use super::source::slice;
 use crate::error::{Error, Kind, Result, bail};
 
@@ -59,7 +60,8 @@ impl<'a> Overlay<'a> {
         Ok(Overlay::ByRow { row_ptr, entries, cols })
     }
 
-    /// Replaces `out` with the row's entries as the device holds them. Errors: `Parse` for a column outside of the matrix.
+    /// Replaces `out` with the row's entries as the device holds them; a NaN of all ones, which is none of theirs, becomes
+    /// another. Errors: `Parse` for a column outside of the matrix.
     pub fn row(&self, row: usize, out: &mut Vec<u32>) -> Result<()> {
         out.clear();
         match self {
@@ -88,6 +90,9 @@ impl<'a> Overlay<'a> {
                 last_of_each(out, |&entry| col_of(entry));
             }
         }
+        let reserved = NO_ENTRY >> 16;
+        let is_reserved = |entry: &&mut u32| **entry >> 16 == reserved;
+        out.iter_mut().filter(is_reserved).for_each(|entry| *entry ^= 1 << 16);
         Ok(())
     }
 }

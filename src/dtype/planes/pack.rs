@@ -10,6 +10,7 @@
 //!   2i + 1 in the high ones. Where the other parts have fewer bits, those of more quads share a word, in such a way that one
 //!   shift and one mask give the nibbles of two quads.
 
+use super::Amount;
 use crate::error::{Result, bail};
 
 /// A quad's bits.
@@ -123,10 +124,19 @@ impl Parts {
         Ok(Parts { nibbles, pair, bit })
     }
 
-    /// Vectors of 16 bytes that a row of so many units takes.
-    pub fn vectors(self, units: usize) -> usize {
+    /// Vectors of nibbles and other words that a row of so many units takes.
+    pub fn amount(self, units: usize) -> Amount {
         let words = usize::from(self.pair.is_some()) * 2 + usize::from(self.bit.is_some());
-        units * self.nibbles + (units * words).div_ceil(4)
+        Amount {
+            vectors: units * self.nibbles,
+            words: units * words,
+        }
+    }
+
+    /// Words that a row of so many units takes in all.
+    pub fn words(self, units: usize) -> usize {
+        let Amount { vectors, words } = self.amount(units);
+        vectors * 4 + words
     }
 
     /// Where the words of 2 bits and those of 1 bit of a row of so many units begin, in words.
@@ -136,7 +146,7 @@ impl Parts {
     }
 
     /// Writes a row of codes, one a column, as the device's words: the nibbles of all units, the upper ones of 8 bits behind
-    /// the lower ones, then the words of 2 bits, then those of 1 bit, then zeros up to a whole vector.
+    /// the lower ones, then the words of 2 bits, then those of 1 bit.
     pub fn write(self, codes: &[u8], words: &mut [u32]) {
         words.fill(0);
         let units = codes.len() / 32;
@@ -241,7 +251,7 @@ mod tests {
                 let codes: Vec<u8> = (0..units * 32u32)
                     .map(|i| (i.wrapping_mul(0x9E37_79B9) >> 24) as u8 >> (8 - width))
                     .collect();
-                let mut words = vec![!0; parts.vectors(units as usize) * 4];
+                let mut words = vec![!0; parts.words(units as usize)];
                 parts.write(&codes, &mut words);
                 let mut again = vec![0xA5; codes.len()];
                 parts.read(&words, &mut again);

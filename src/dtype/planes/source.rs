@@ -1,8 +1,9 @@
 //! One tensor of the file on its way into planes: a pure function of its bytes, one block of rows at a time.
 
+use super::geometry::PAIR;
 use super::overlay::Overlay;
 use super::pack::{self, Parts};
-use super::{Geometry, Planes};
+use super::{Amount, Geometry, Measure, Planes};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, bail};
 use half::f16;
@@ -20,11 +21,19 @@ pub struct Source<'a> {
     rows: usize,
     cols: usize,
     planes: Planes,
-    /// The amount of [`Geometry`] before each row and after the last, for families whose rows vary.
-    starts: Vec<u32>,
+    measure: Measure,
     /// Where each row's codes begin in the file, for vbit and vbit_ro.
     packed: Vec<usize>,
     overlay: Option<Overlay<'a>>,
+}
+
+/// Where rows lie that are stored side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The first of them.
+    pub first: usize,
+    /// What is before it: [`Geometry::lead`] and what other rows hold or have room for.
+    pub lead: Amount,
 }
 
 pub(super) fn slice(payload: &[u8], at: usize, len: usize) -> Result<&[u8]> {
@@ -50,7 +59,7 @@ impl<'a> Source<'a> {
             rows,
             cols,
             planes: Planes::of(dtype, cols)?,
-            starts: Vec::new(),
+            measure: Measure::Even,
             packed: Vec::new(),
             overlay: None,
         };
@@ -64,34 +73,10 @@ impl<'a> Source<'a> {
                 let at = product(&[rows, cols / 32, Q1T_TILE])?;
                 source.open_overlay(Overlay::by_row(payload, at, rows, cols)?)?;
             }
+            _ if source.planes == Planes::Nib4Flat => source.measure = Measure::Flat(cols),
             _ => {}
         }
         Ok(source)
-    }
-
-    /// The same in a family that may not be its own: any type can be expanded to f32, to lie beside others.
-    ///
-    /// Errors: as [`Source::open`]; `UnsupportedTensorType` for another family that is not its own.
-    pub fn open_in(planes: Planes, dtype: Dtype, payload: &'a [u8], rows: usize, cols: usize) -> Result<Source<'a>> {
-        match planes {
-            own if own == Planes::of(dtype, cols)? => Source::open(dtype, payload, rows, cols),
-            Planes::F32 => Ok(Source {
-                dtype,
-                payload,
-                rows,
-                cols,
-                planes,
-                starts: Vec::new(),
-                packed: Vec::new(),
-                overlay: None,
-            }),
-            other => bail!(
-                UnsupportedTensorType,
-                "{} weights do not lie as {}",
-                dtype.name(),
-                other.name()
-            ),
-        }
     }
 
     fn open_packed(&mut self) -> Result<()> {
@@ -106,7 +91,7 @@ impl<'a> Source<'a> {
             at = table + bytes;
         }
         let first = at;
-        let mut total = 0;
+        let mut sums = Sums::default();
         for (row, &width) in widths.iter().enumerate() {
             let parts = Parts::of(width).map_err(|err| err.context(format!("row {row}")))?;
             if let Some(offsets) = offsets {
@@ -116,30 +101,27 @@ impl<'a> Source<'a> {
             let bytes = product(&[groups, 4, usize::from(width)])?;
             slice(self.payload, at, bytes).map_err(|err| err.context(format!("row {row}")))?;
             self.packed.push(at);
-            self.push_start(&mut total, parts.vectors(groups))?;
+            let scales = Amount {
+                vectors: 0,
+                words: groups.div_ceil(2),
+            };
+            sums.push(parts.amount(groups) + scales)?;
             at += bytes;
         }
-        self.starts.push(total);
+        self.measure = sums.measure();
         Ok(())
     }
 
     fn open_overlay(&mut self, overlay: Overlay<'a>) -> Result<()> {
         let mut entries = Vec::new();
-        let mut total = 0;
+        let mut sums = Sums::default();
         for row in 0..self.rows {
             overlay.row(row, &mut entries)?;
-            self.push_start(&mut total, entries.len())?;
+            let words = entries.len();
+            sums.push(Amount { vectors: 0, words })?;
         }
-        self.starts.push(total);
+        self.measure = sums.measure();
         self.overlay = Some(overlay);
-        Ok(())
-    }
-
-    /// Notes that a row begins at `total`, and adds what it takes.
-    fn push_start(&mut self, total: &mut u32, amount: usize) -> Result<()> {
-        self.starts.push(*total);
-        let sum = u32::try_from(amount).ok().and_then(|amount| total.checked_add(amount));
-        *total = sum.ok_or_else(|| Error::new(Kind::Bounds, "payload: more than a device can count"))?;
         Ok(())
     }
 
@@ -153,24 +135,53 @@ impl<'a> Source<'a> {
         self.planes
     }
 
-    /// The amount of [`Geometry`] before each row and after the last; empty for families whose rows do not vary.
-    pub fn into_starts(self) -> Vec<u32> {
-        self.starts
+    /// How much its rows hold.
+    pub fn into_measure(self) -> Measure {
+        self.measure
     }
 
-    /// The amount of [`Geometry`] that these rows take.
-    pub fn amount(&self, range: Range<usize>) -> usize {
-        match (self.starts.get(range.start), self.starts.get(range.end)) {
-            (Some(from), Some(to)) => (to - from) as usize,
+    /// How much these rows hold, side by side in a segment.
+    pub fn amount(&self, rows: Range<usize>) -> Amount {
+        self.measure.amount(rows)
+    }
+
+    /// What these rows hold of what the rows from `place` on hold.
+    fn held(&self, place: Place, rows: &Range<usize>) -> Amount {
+        self.amount(place.first..rows.end)
+            .less(self.amount(place.first..rows.start))
+    }
+
+    /// What is before a row.
+    pub fn lead(&self, place: Place, row: usize) -> Amount {
+        place.lead + self.amount(place.first..row)
+    }
+
+    /// Bytes that these rows take in the code plane, without its words.
+    pub fn code_bytes(&self, place: Place, rows: &Range<usize>) -> usize {
+        match self.planes {
+            Planes::BitsN | Planes::Nib4Flat => self.held(place, rows).vectors * 16,
+            _ => rows.len() * self.geometry(rows.len()).code_row_bytes(),
+        }
+    }
+
+    /// Bytes that these rows take in the code plane behind its vectors.
+    pub fn word_bytes(&self, rows: &Range<usize>) -> usize {
+        match self.planes {
+            Planes::BitsN => self.amount(rows.clone()).words * 4,
             _ => 0,
         }
     }
 
-    /// Bytes that these rows take in the code plane.
-    pub fn code_bytes(&self, range: Range<usize>) -> usize {
+    /// Bytes of the records of these rows, where they share none.
+    pub fn record_bytes(&self, rows: &Range<usize>) -> usize {
+        rows.len() * self.geometry(rows.len()).record_row_bytes()
+    }
+
+    /// Bytes of the scales of these rows' units that are in no record.
+    pub fn unit_scale_bytes(&self, place: Place, rows: &Range<usize>) -> usize {
         match self.planes {
-            Planes::BitsN => self.amount(range) * 16,
-            _ => range.len() * self.geometry(range.len()).code_row_bytes(),
+            Planes::Nib4Flat => self.held(place, rows).vectors * 2,
+            _ => rows.len() * self.geometry(rows.len()).unit_scale_row_bytes(),
         }
     }
 
@@ -180,21 +191,22 @@ impl<'a> Source<'a> {
             rows,
             cols: self.cols,
             parts: 1,
-            amount: 0,
+            amount: Amount::default(),
         }
     }
 
-    /// Writes the code plane's rows for the tensor's rows `range` to `out`, which is [`Source::code_bytes`] long.
+    /// Writes the codes of the tensor's rows `range`, which lie in `place`, to `out`, which is [`Source::code_bytes`] long.
     ///
     /// Errors: `Bounds` for a short payload, `Parse` for codes that the format does not have.
-    pub fn codes(&self, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let groups = self.cols / 32;
+    pub fn codes(&self, place: Place, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let stride = self.geometry(range.len()).code_row_bytes();
         let (first, row_bytes) = match self.dtype {
             Dtype::F32 => (0, self.cols * 4),
-            _ if self.planes == Planes::F32 => return self.expanded(range, out),
             Dtype::F16 | Dtype::Bf16 => (0, self.cols * 2),
             Dtype::Q8Row | Dtype::Q82f => (0, self.cols),
+            _ if self.planes == Planes::Nib4Flat => {
+                return self.pairs::<{ PAIR / 2 }>(place, range, 0, out);
+            }
             Dtype::Q4Block | Dtype::Q4tp => (0, self.cols / 2),
             Dtype::Q4Tiled => {
                 return self.tiles::<Q4_TILE, 16>(range, out, |tile, out| {
@@ -216,22 +228,7 @@ impl<'a> Source<'a> {
                 });
             }
             Dtype::Vbit | Dtype::VbitRo => {
-                let mut codes = vec![0; groups * 32];
-                let mut words = Vec::new();
-                let mut rest = out;
-                for row in range {
-                    let (here, after) = rest.split_at_mut(self.code_bytes(row..row + 1));
-                    let (width, at) = (self.payload[row], self.packed[row]);
-                    let file = slice(self.payload, at, groups * 4 * usize::from(width))?;
-                    pack::read_msb_first(width, file, &mut codes);
-                    words.resize(here.len() / 4, 0);
-                    Parts::of(width)?.write(&codes, &mut words);
-                    for (out, word) in here.chunks_exact_mut(4).zip(&words) {
-                        out.copy_from_slice(&word.to_le_bytes());
-                    }
-                    rest = after;
-                }
-                return Ok(());
+                return self.vectors(range, out);
             }
         };
         for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
@@ -242,18 +239,67 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Groups that straddle rows have no plane, and neighbours of different types none in common: such matrices are rare and
-    /// small, and become f32.
-    fn expanded(&self, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let stride = self.geometry(range.len()).code_row_bytes();
-        let decoder = self.dtype.decoder(self.payload, self.rows, self.cols)?;
-        let mut values = vec![0f32; self.cols];
-        for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
-            decoder.row(row, &mut values);
-            let (data, padding) = out.split_at_mut(self.cols * 4);
-            data.copy_from_slice(bytemuck::cast_slice(&values));
-            padding.fill(0);
+    /// Writes the words of the code plane that belong to these rows to `out`, which is [`Source::word_bytes`] long: for each the
+    /// scales of its units, then what its codes have besides vectors.
+    ///
+    /// Errors: as [`Source::codes`].
+    pub fn words(&self, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+        if self.planes != Planes::BitsN {
+            return Ok(());
         }
+        let groups = self.cols / 32;
+        let mut codes = vec![0; groups * 32];
+        let mut words = Vec::new();
+        let mut rest = out;
+        for row in range {
+            let Amount { vectors, words: count } = self.packed_row(row, &mut codes, &mut words)?;
+            let (scales, after) = rest.split_at_mut(groups.div_ceil(2) * 4);
+            self.halves(row, scales)?;
+            let (here, after) = after.split_at_mut(count * 4);
+            put_words(&words[vectors * 4..], here);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Writes the vectors of the code plane that belong to rows with bit widths of their own.
+    fn vectors(&self, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let mut codes = vec![0; self.cols / 32 * 32];
+        let mut words = Vec::new();
+        let mut rest = out;
+        for row in range {
+            let Amount { vectors, .. } = self.packed_row(row, &mut codes, &mut words)?;
+            let (here, after) = rest.split_at_mut(vectors * 16);
+            put_words(&words, here);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Makes `words` those of a row's codes, and says how many vectors and other words they are.
+    fn packed_row(&self, row: usize, codes: &mut [u8], words: &mut Vec<u32>) -> Result<Amount> {
+        let groups = self.cols / 32;
+        let (width, at) = (self.payload[row], self.packed[row]);
+        let parts = Parts::of(width)?;
+        let file = slice(self.payload, at, groups * 4 * usize::from(width))?;
+        pack::read_msb_first(width, file, codes);
+        words.resize(parts.words(groups), 0);
+        parts.write(codes, words);
+        Ok(parts.amount(groups))
+    }
+
+    /// Writes the part of `BYTES` bytes a pair of groups of the payload, which begins at byte `at`, that has these rows' pairs:
+    /// those that begin in them and, for the first row of all, the one that it begins in. Zeros follow the file's last group.
+    fn pairs<const BYTES: usize>(&self, place: Place, range: Range<usize>, at: usize, out: &mut [u8]) -> Result<()> {
+        let first = match range.start == place.first {
+            true => range.start * self.cols / PAIR,
+            false => (range.start * self.cols).div_ceil(PAIR),
+        };
+        let file = slice(self.payload, at, (self.rows * self.cols).div_ceil(32) * BYTES / 2)?;
+        let file = file.get(first * BYTES..).unwrap_or_default();
+        let (data, padding) = out.split_at_mut(file.len().min(out.len()));
+        data.copy_from_slice(&file[..data.len()]);
+        padding.fill(0);
         Ok(())
     }
 
@@ -277,61 +323,44 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Writes the records of the tensor's rows `range` to `out`: their scales, behind the words that count from `lead`
-    /// ([`Geometry::first_lead`] plus the amount before these rows) where rows vary. Nothing for types without scales.
-    pub fn row_scales(&self, range: Range<usize>, lead: usize, out: &mut [u8]) -> Result<()> {
-        let stride = self.geometry(range.len()).scale_row_bytes();
+    /// Writes the records of some rows that lie in `place` to `out`: [`Geometry::record_row_bytes`] each.
+    ///
+    /// Errors: `Bounds` for a short payload and a place that a word cannot count, `NonFinite` for a ladder that is no number.
+    pub fn records(&self, place: Place, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+        let stride = self.geometry(range.len()).record_row_bytes();
+        if stride == 0 {
+            return Ok(());
+        }
         let groups = self.cols / 32;
-        let start = range.start;
-        match self.planes {
-            Planes::F32 | Planes::F16 | Planes::Bf16 => {}
-            Planes::I8 | Planes::I8Col => {
-                let at = self.rows * self.cols + range.start * 2;
-                out[..range.len() * 2].copy_from_slice(slice(self.payload, at, range.len() * 2)?);
-            }
-            Planes::Nib4 | Planes::Bits1 => {
-                for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
-                    self.halves(row, out)?;
+        for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
+            match self.planes {
+                Planes::F32 | Planes::F16 | Planes::Bf16 | Planes::Bits1 | Planes::BitsN => {}
+                Planes::I8 | Planes::I8Col => {
+                    out.copy_from_slice(slice(self.payload, self.rows * self.cols + row * 2, 2)?);
                 }
-            }
-            Planes::Bits1Overlay | Planes::Bits2 | Planes::BitsN => {
-                // A plane that is bound as one is far smaller than that.
-                let counted = |row: usize, word: usize| {
-                    u32::try_from(word)
-                        .map_err(|_| Error::new(Kind::Bounds, format!("row {row} lies beyond what a word counts")))
-                };
-                for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
-                    let at = lead + self.amount(start..row);
-                    let (first, second) = match self.planes {
-                        Planes::BitsN => (at << 4 | usize::from(self.payload[row]), None),
-                        _ => (at, Some(at + self.amount(row..row + 1))),
-                    };
-                    let words = [Some(first), second].into_iter().flatten();
-                    let mut rest = out;
-                    for word in words {
-                        let (here, after) = rest.split_at_mut(4);
-                        here.copy_from_slice(&counted(row, word)?.to_le_bytes());
-                        rest = after;
-                    }
-                    self.halves(row, rest)?;
+                Planes::Nib4 => self.halves(row, out)?,
+                Planes::Bits1Overlay | Planes::Bits2 => {
+                    let (begin, halves) = out.split_at_mut(4);
+                    begin.copy_from_slice(&counted(row, self.lead(place, row).words)?);
+                    self.halves(row, halves)?;
                 }
-            }
-            Planes::Nib4Ladder => {
-                let ladders = self.rows * groups * 16;
-                let code_bytes = (groups * 5).div_ceil(8);
-                for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
+                Planes::Nib4Flat => {
+                    let skipped = place.first * self.cols / PAIR * PAIR;
+                    let begin = place.lead.vectors * 32 + row * self.cols - skipped;
+                    out.copy_from_slice(&counted(row, begin)?);
+                }
+                Planes::Nib4Ladder => {
+                    let ladders = self.rows * groups * 16;
+                    let rung_bytes = (groups * 5).div_ceil(8);
                     let ladder = slice(self.payload, ladders + row * 4, 4)?;
                     let finite = |half: &[u8]| f16::from_le_bytes([half[0], half[1]]).is_finite();
                     if !ladder.chunks_exact(2).all(finite) {
                         bail!(NonFinite, "row {row}: its ladder is not made of finite numbers");
                     }
                     out[..4].copy_from_slice(ladder);
-                    let (data, padding) = out[4..].split_at_mut(code_bytes);
-                    data.copy_from_slice(slice(
-                        self.payload,
-                        ladders + self.rows * 4 + row * code_bytes,
-                        code_bytes,
-                    )?);
+                    let (data, padding) = out[4..].split_at_mut(rung_bytes);
+                    let at = ladders + self.rows * 4 + row * rung_bytes;
+                    data.copy_from_slice(slice(self.payload, at, rung_bytes)?);
                     padding.fill(0);
                 }
             }
@@ -339,17 +368,48 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Writes a row's f16 scales, one a group, padded to whole words.
+    /// Writes what a row with a bit width of its own adds to the record of its eight, of which it is number `index`. The record is
+    /// zero before the first.
+    ///
+    /// Errors: `Bounds` for a place that a word cannot count.
+    pub fn shared_record(&self, place: Place, row: usize, index: usize, record: &mut [u8; 12]) -> Result<()> {
+        if index == 0 {
+            let Amount { vectors, words } = self.lead(place, row);
+            record[..4].copy_from_slice(&counted(row, vectors)?);
+            record[4..8].copy_from_slice(&counted(row, words)?);
+        }
+        record[8 + index / 2] |= self.payload[row] << (4 * (index % 2));
+        Ok(())
+    }
+
+    /// Writes the scales of the units of these rows, which lie in `place`, to `out`, which is [`Source::unit_scale_bytes`] long.
+    ///
+    /// Errors: `Bounds` for a short payload.
+    pub fn unit_scales(&self, place: Place, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+        match self.planes {
+            Planes::Bits1 => {
+                let row_bytes = self.cols / 32 * 2;
+                let mut rows = range.zip(out.chunks_exact_mut(row_bytes));
+                rows.try_for_each(|(row, out)| self.halves(row, out))
+            }
+            Planes::Nib4Flat => {
+                let at = (self.rows * self.cols).div_ceil(32) * 16;
+                self.pairs::<4>(place, range, at, out)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a row's f16 scales, one a group, and zeros behind them.
     fn halves(&self, row: usize, out: &mut [u8]) -> Result<()> {
         let groups = self.cols / 32;
         let (data, padding) = out.split_at_mut(groups * 2);
         padding.fill(0);
         let plane = |at: usize| slice(self.payload, at + row * groups * 2, groups * 2);
-        let tiles = |tile: usize| Ok((slice(self.payload, row * groups * tile, groups * tile)?, tile));
-        let (tiles, tile) = match self.dtype {
-            Dtype::Q4Tiled => tiles(Q4_TILE)?,
-            Dtype::Q1 | Dtype::Q1s => tiles(Q1_TILE)?,
-            Dtype::Q1t => tiles(Q1T_TILE)?,
+        let tile = match self.dtype {
+            Dtype::Q4Tiled => Q4_TILE,
+            Dtype::Q1 | Dtype::Q1s => Q1_TILE,
+            Dtype::Q1t => Q1T_TILE,
             Dtype::Vbit | Dtype::VbitRo => {
                 data.copy_from_slice(plane(self.rows)?);
                 return Ok(());
@@ -359,6 +419,7 @@ impl<'a> Source<'a> {
                 return Ok(());
             }
         };
+        let tiles = slice(self.payload, row * groups * tile, groups * tile)?;
         for (tile, scale) in tiles.chunks_exact(tile).zip(data.chunks_exact_mut(2)) {
             scale.copy_from_slice(&tile[..2]);
         }
@@ -384,5 +445,44 @@ impl<'a> Source<'a> {
             entries.iter().for_each(|entry| out.extend(entry.to_le_bytes()));
         }
         Ok(())
+    }
+}
+
+/// A word of a record. Errors: `Bounds` for a place that it cannot count; a plane that is bound as one is far smaller than that.
+fn counted(row: usize, place: usize) -> Result<[u8; 4]> {
+    match u32::try_from(place) {
+        Ok(place) => Ok(place.to_le_bytes()),
+        Err(_) => bail!(Bounds, "row {row} lies beyond what a word counts"),
+    }
+}
+
+fn put_words(words: &[u32], out: &mut [u8]) {
+    for (out, word) in out.chunks_exact_mut(4).zip(words) {
+        out.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// The vectors and words before each row, and after the last so far.
+struct Sums(Vec<[u32; 2]>);
+
+impl Default for Sums {
+    fn default() -> Sums {
+        Sums(vec![[0; 2]])
+    }
+}
+
+impl Sums {
+    fn push(&mut self, amount: Amount) -> Result<()> {
+        let [vectors, words] = self.0.last().copied().unwrap_or_default();
+        let add = |sum: u32, more: usize| u32::try_from(more).ok().and_then(|more| sum.checked_add(more));
+        match (add(vectors, amount.vectors), add(words, amount.words)) {
+            (Some(vectors), Some(words)) => self.0.push([vectors, words]),
+            _ => bail!(Bounds, "payload: more than a device can count"),
+        }
+        Ok(())
+    }
+
+    fn measure(self) -> Measure {
+        Measure::Sums(self.0)
     }
 }

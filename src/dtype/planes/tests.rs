@@ -115,26 +115,52 @@ fn payload(dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
 fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
     let rows = geometry.rows;
     let (mut codes, mut scales) = (vec![0xA5; geometry.code_bytes()], vec![0xA5; geometry.scale_bytes()]);
-    let mut lead = geometry.first_lead();
-    let mut codes_at = 0;
-    for range in [0..rows / 2, rows / 2..rows] {
-        let len = source.code_bytes(range.clone());
-        source.codes(range.clone(), &mut codes[codes_at..][..len]).unwrap();
-        codes_at += len;
-        let at = range.start * geometry.scale_row_bytes();
-        let len = range.len() * geometry.scale_row_bytes();
-        source
-            .row_scales(range.clone(), lead, &mut scales[at..][..len])
-            .unwrap();
-        lead += source.amount(range);
+    let place = Place {
+        first: 0,
+        lead: geometry.lead(),
+    };
+    if geometry.planes == Planes::Nib4Flat {
+        scales[..4].copy_from_slice(&(geometry.cols as u32).to_le_bytes());
     }
-    let at = geometry.col_scale_offset(0).min(scales.len());
-    source.col_scales(&mut scales[at..]).unwrap();
+    // Rows that share a record come together.
+    let half = rows / 16 * 8;
+    for range in [0..half, half..rows] {
+        let lead = source.lead(place, range.start);
+        let at = range.start * geometry.code_row_bytes() + lead.vectors * 16;
+        let len = source.code_bytes(place, &range);
+        source.codes(place, range.clone(), &mut codes[at..][..len]).unwrap();
+        let len = source.word_bytes(&range);
+        if len != 0 {
+            source
+                .words(range.clone(), &mut codes[lead.words * 4..][..len])
+                .unwrap();
+        }
+        let at = geometry.unit_scale_offset(range.start, lead);
+        let len = source.unit_scale_bytes(place, &range);
+        source
+            .unit_scales(place, range.clone(), &mut scales[at..][..len])
+            .unwrap();
+        let records = &mut scales[geometry.record_offset(range.start)..geometry.record_offset(range.end)];
+        if geometry.planes == Planes::BitsN {
+            records.fill(0);
+            for (i, row) in range.enumerate() {
+                let record = &mut records.as_chunks_mut::<12>().0[i / SHARED_ROWS];
+                source.shared_record(place, row, i % SHARED_ROWS, record).unwrap();
+            }
+        } else {
+            source.records(place, range, records).unwrap();
+        }
+    }
+    if geometry.planes == Planes::I8Col {
+        source.col_scales(&mut scales[geometry.col_scale_offset(0)..]).unwrap();
+    }
     if geometry.planes.has_overlay() {
-        let at = geometry.overlay_offset();
+        let at = geometry.lead().words * 4;
         let mut entries = Vec::new();
         (0..rows).for_each(|row| source.overlay(row, &mut entries).unwrap());
         scales[at..].copy_from_slice(&entries);
+        let end = scales.len() as u32 / 4;
+        scales[geometry.record_offset(rows)..][..4].copy_from_slice(&end.to_le_bytes());
     }
     (codes, scales)
 }
@@ -146,39 +172,53 @@ fn word(plane: &[u8], index: usize) -> u32 {
 /// The file's bytes again, from the planes: the inverse of the repack.
 fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec<u8> {
     let Geometry { rows, cols, .. } = *geometry;
-    let (stride, scale_stride) = (geometry.code_row_bytes(), geometry.scale_row_bytes());
+    let stride = geometry.code_row_bytes();
     let code_rows = |len: usize| (0..rows).flat_map(move |row| codes[row * stride..][..len].to_vec());
-    let scale_rows =
-        |from: usize, len: usize| (0..rows).flat_map(move |row| scales[row * scale_stride + from..][..len].to_vec());
     let groups = cols / 32;
-    let half = |row: usize, group: usize, lead: usize| &scales[row * scale_stride + lead + group * 2..][..2];
+    let records = || scales[geometry.record_offset(0)..geometry.record_offset(rows)].to_vec();
+    let unit_scales_at = geometry.unit_scale_offset(0, Amount::default());
+    let record = geometry.record_row_bytes();
+    let in_records =
+        |from: usize, len: usize| (0..rows).flat_map(move |row| scales[row * record + from..][..len].to_vec());
+    let half = |row: usize, group: usize| {
+        let at = match geometry.planes {
+            Planes::Bits1 => unit_scales_at + row * groups * 2,
+            Planes::Nib4 => row * record,
+            _ => row * record + 4,
+        };
+        &scales[at + group * 2..][..2]
+    };
     // Where a row's overlay entries begin and end, as words of the scale plane.
-    let start = |row: usize| word(scales, row * scale_stride / 4) as usize;
-    let end = |row: usize| word(scales, row * scale_stride / 4 + 1) as usize;
+    let start = |row: usize| word(scales, row * record / 4) as usize;
+    let end = |row: usize| word(scales, (row + 1) * record / 4) as usize;
     match dtype {
         Dtype::F32 => code_rows(cols * 4).collect(),
         Dtype::F16 | Dtype::Bf16 => code_rows(cols * 2).collect(),
-        Dtype::Q8Row => code_rows(cols).chain(scale_rows(0, 2)).collect(),
+        Dtype::Q8Row => code_rows(cols).chain(records()).collect(),
         Dtype::Q82f => {
             let at = geometry.col_scale_offset(0);
             code_rows(cols)
-                .chain(scale_rows(0, 2))
+                .chain(records())
                 .chain(scales[at..at + cols * 2].to_vec())
                 .collect()
         }
-        Dtype::Q4Block => code_rows(cols / 2).chain(scale_rows(0, groups * 2)).collect(),
+        Dtype::Q4Block if geometry.planes == Planes::Nib4Flat => {
+            let groups = (rows * cols).div_ceil(32);
+            let halves = &scales[unit_scales_at..][..groups * 2];
+            codes[..groups * 16].iter().chain(halves).copied().collect()
+        }
+        Dtype::Q4Block => code_rows(cols / 2).chain(in_records(0, groups * 2)).collect(),
         Dtype::Q4Tiled => (0..rows * groups)
-            .flat_map(|i| [half(i / groups, i % groups, 0), &codes[i * 16..][..16]].concat())
+            .flat_map(|i| [half(i / groups, i % groups), &codes[i * 16..][..16]].concat())
             .collect(),
         Dtype::Q4tp => code_rows(cols / 2)
-            .chain(scale_rows(0, 4))
-            .chain(scale_rows(4, (groups * 5).div_ceil(8)))
+            .chain(in_records(0, 4))
+            .chain(in_records(4, (groups * 5).div_ceil(8)))
             .collect(),
         Dtype::Q1 | Dtype::Q1s => {
-            let lead = if dtype == Dtype::Q1 { 0 } else { 8 };
             let tile = |i: usize| {
                 let bits = pack::bits1_inverse(word(codes, i));
-                [half(i / groups, i % groups, lead), &bits].concat()
+                [half(i / groups, i % groups), &bits].concat()
             };
             let mut all: Vec<u8> = (0..rows * groups).flat_map(tile).collect();
             if dtype == Dtype::Q1s {
@@ -195,7 +235,7 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
         Dtype::Q1t => {
             let tile = |i: usize| {
                 let trits = pack::bits2_inverse([word(codes, i * 2), word(codes, i * 2 + 1)]);
-                [half(i / groups, i % groups, 8), &trits].concat()
+                [half(i / groups, i % groups), &trits].concat()
             };
             let mut all: Vec<u8> = (0..rows * groups).flat_map(tile).collect();
             all.extend(0u32.to_le_bytes());
@@ -206,16 +246,28 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
             all
         }
         Dtype::Vbit | Dtype::VbitRo => {
-            let lead = |row: usize| word(scales, row * scale_stride / 4);
-            let widths: Vec<u8> = (0..rows).map(|row| (lead(row) & 15) as u8).collect();
-            let halves = (0..rows * groups).flat_map(|i| half(i / groups, i % groups, 4).to_vec());
-            let mut all: Vec<u8> = widths.iter().copied().chain(halves).collect();
+            let widths: Vec<u8> = (0..rows)
+                .map(|row| (word(scales, row / 8 * 3 + 2) >> (row % 8 * 4) & 15) as u8)
+                .collect();
+            let mut halves = Vec::new();
             let mut packed = Vec::new();
             let mut offsets = vec![0u32];
             for (row, &width) in widths.iter().enumerate() {
                 let parts = Parts::of(width).unwrap();
-                let at = (lead(row) >> 4) as usize * 4;
-                let words: Vec<u32> = (0..parts.vectors(groups) * 4).map(|i| word(codes, at + i)).collect();
+                // As a kernel finds them.
+                let before = || widths[row / 8 * 8..row].iter().map(|&width| usize::from(width));
+                let vectors =
+                    word(scales, row / 8 * 3) as usize + groups * before().map(|width| width / 4).sum::<usize>();
+                let others =
+                    word(scales, row / 8 * 3 + 1) as usize + groups * before().map(|width| width % 4).sum::<usize>();
+                let others = others + row % 8 * groups.div_ceil(2);
+                halves.extend_from_slice(&codes[others * 4..][..groups * 2]);
+                let others = others + groups.div_ceil(2);
+                let amount = parts.amount(groups);
+                let places = (vectors * 4..)
+                    .take(amount.vectors * 4)
+                    .chain((others..).take(amount.words));
+                let words: Vec<u32> = places.map(|i| word(codes, i)).collect();
                 let mut values = vec![0; cols];
                 parts.read(&words, &mut values);
                 // Most significant bit first.
@@ -229,6 +281,7 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
                 );
                 offsets.push(packed.len() as u32);
             }
+            let mut all = [widths, halves].concat();
             if dtype == Dtype::VbitRo {
                 offsets.iter().for_each(|offset| all.extend(offset.to_le_bytes()));
             }
@@ -251,7 +304,10 @@ fn geometry(source: &Source, rows: usize) -> Geometry {
 #[test]
 fn planes_hold_every_bit_of_the_file() {
     for dtype in Dtype::all() {
-        for (rows, cols) in [(1, 32), (7, 96), (64, 160), (5, 1056)] {
+        let ragged = [(1, 33), (9, 36), (5, 7), (70, 50), (3, 1000)];
+        let whole = [(1, 32), (7, 96), (64, 160), (21, 64), (5, 1056)];
+        let may_be_ragged = !dtype.needs_group_rows();
+        for (rows, cols) in ragged.into_iter().filter(|_| may_be_ragged).chain(whole) {
             let payload = payload(dtype, rows, cols);
             dtype.decoder(&payload, rows, cols).unwrap();
             let source = Source::open(dtype, &payload, rows, cols).unwrap();
@@ -267,7 +323,8 @@ fn planes_hold_every_bit_of_the_file() {
 fn planes_are_about_as_large_as_the_file() {
     for dtype in Dtype::all() {
         let limit = if dtype == Dtype::Q1t { 1.12 } else { 1.02 };
-        for (rows, cols) in [(70, 1024), (33, 4096), (40, 896)] {
+        // Widths of small networks are among them.
+        for (rows, cols) in [(70, 1024), (33, 4096), (40, 896), (40, 576), (64, 320), (24, 288)] {
             let payload = payload(dtype, rows, cols);
             let source = Source::open(dtype, &payload, rows, cols).unwrap();
             let ratio = geometry(&source, rows).data_bytes() as f64 / payload.len() as f64;
@@ -280,28 +337,34 @@ fn planes_are_about_as_large_as_the_file() {
 #[test]
 fn no_rows_but_narrow_ones_take_more_than_that() {
     let rows = 4096;
-    for (dtype, widest) in [
-        (Dtype::F32, 1537),
-        (Dtype::F16, 1537),
-        (Dtype::Bf16, 1537),
-        (Dtype::Q8Row, 1537),
-        (Dtype::Q82f, 1537),
-        (Dtype::Q4Block, 160),
-        (Dtype::Q4Tiled, 160),
-        (Dtype::Q4tp, 256),
-        (Dtype::Q1, 480),
-        (Dtype::Q1s, 2656),
-        (Dtype::Q1t, 2144),
-        (Dtype::Vbit, 1888),
-        (Dtype::VbitRo, 1376),
+    // With any columns, and with those that are whole units.
+    for (dtype, any, whole) in [
+        (Dtype::F32, 1537, None),
+        (Dtype::F16, 1537, None),
+        (Dtype::Bf16, 1537, None),
+        (Dtype::Q8Row, 1537, None),
+        (Dtype::Q82f, 1537, None),
+        (Dtype::Q4Block, 355, Some(160)),
+        (Dtype::Q4Tiled, 160, Some(160)),
+        (Dtype::Q4tp, 256, Some(256)),
+        (Dtype::Q1, 0, None),
+        (Dtype::Q1s, 1568, Some(1568)),
+        (Dtype::Q1t, 544, Some(544)),
+        (Dtype::Vbit, 224, Some(224)),
+        (Dtype::VbitRo, 0, None),
     ] {
         let limit = if dtype == Dtype::Q1t { 1.12 } else { 1.02 };
         let more = |cols: &usize| {
             let (Size::Exact(file) | Size::AtLeast(file)) = dtype.size(&[rows as u64, *cols as u64]).unwrap();
             let planes = Planes::of(dtype, *cols).unwrap();
             let amount = match planes {
-                Planes::BitsN => rows * Parts::of(3).unwrap().vectors(cols / 32),
-                _ => 0,
+                Planes::BitsN => Measure::Sums(vec![
+                    [0; 2],
+                    [0, (rows * (cols / 32 * 3 + (cols / 32).div_ceil(2))) as u32],
+                ])
+                .amount(0..1),
+                Planes::Nib4Flat => Measure::Flat(*cols).amount(0..rows),
+                _ => Amount::default(),
             };
             let geometry = Geometry {
                 planes,
@@ -312,12 +375,10 @@ fn no_rows_but_narrow_ones_take_more_than_that() {
             };
             geometry.data_bytes() as f64 > file as f64 * limit
         };
-        let step = match dtype.needs_group_rows() || dtype == Dtype::Q4Block {
-            true => 32,
-            false => 1,
-        };
-        let found = (step..8192).step_by(step).rfind(more);
-        assert_eq!(found, Some(widest), "{}", dtype.name());
+        assert_eq!((32..8192).step_by(32).rfind(more), whole, "{}", dtype.name());
+        if !dtype.needs_group_rows() {
+            assert_eq!((1..8192).rfind(more), Some(any), "{}", dtype.name());
+        }
     }
 }
 
@@ -352,7 +413,7 @@ fn of_entries_for_one_weight_the_last_counts() {
             [row(0), row(1), row(2)],
             [vec![(2, 5.0), (3, 6.0)], vec![(6, 3.0)], vec![(63, 4.0)]]
         );
-        assert_eq!([0..1, 1..2, 0..3].map(|rows| source.amount(rows)), [2, 1, 4]);
+        assert_eq!([0..1, 1..2, 0..3].map(|rows| source.amount(rows).words), [2, 1, 4]);
         // The reference agrees about which one counts.
         let mut values = vec![0.0; cols];
         dtype.decoder(&payload, rows, cols).unwrap().row(0, &mut values);
@@ -362,10 +423,14 @@ fn of_entries_for_one_weight_the_last_counts() {
 
 #[test]
 fn a_bad_payload_is_an_error() {
+    let place = Place {
+        first: 0,
+        lead: Amount::default(),
+    };
     let short = Source::open(Dtype::Q8Row, &[0; 40], 2, 32).unwrap();
     let mut out = [0; 64];
-    assert!(short.codes(0..2, &mut out).is_err());
-    assert!(short.row_scales(0..2, 0, &mut out).is_err());
+    assert!(short.codes(place, 0..2, &mut out).is_err());
+    assert!(short.records(place, 0..1, &mut out[..2]).is_err());
     for dtype in [Dtype::Vbit, Dtype::VbitRo, Dtype::Q1s, Dtype::Q1t] {
         let good = payload(dtype, 7, 96);
         for len in 0..good.len() {
@@ -384,8 +449,8 @@ fn a_bad_payload_is_an_error() {
                 let Ok(opened) = Source::open(dtype, &bad, 7, 96) else {
                     continue;
                 };
-                let mut codes = vec![0; opened.code_bytes(0..7)];
-                if opened.codes(0..7, &mut codes).is_ok() {
+                let mut codes = vec![0; opened.code_bytes(place, &(0..7))];
+                if opened.codes(place, 0..7, &mut codes).is_ok() {
                     let geometry = geometry(&opened, 7);
                     let (_, scales) = repack(&opened, &geometry);
                     assert_eq!(scales.len(), geometry.scale_bytes());
@@ -396,7 +461,7 @@ fn a_bad_payload_is_an_error() {
     let mut bad = payload(Dtype::Q1t, 1, 32);
     bad[3] = 243;
     let opened = Source::open(Dtype::Q1t, &bad, 1, 32).unwrap();
-    let err = opened.codes(0..1, &mut out[..8]).unwrap_err();
+    let err = opened.codes(place, 0..1, &mut out[..8]).unwrap_err();
     assert!(
         err.message.contains("row 0, group 0") && err.message.contains("243"),
         "{err}"
@@ -404,7 +469,7 @@ fn a_bad_payload_is_an_error() {
     let mut bad = payload(Dtype::Q4tp, 1, 32);
     bad[16..18].copy_from_slice(&f16::NAN.to_le_bytes());
     let opened = Source::open(Dtype::Q4tp, &bad, 1, 32).unwrap();
-    let err = opened.row_scales(0..1, 0, &mut out[..8]).unwrap_err();
+    let err = opened.records(place, 0..1, &mut out[..8]).unwrap_err();
     assert!(
         err.kind == crate::error::Kind::NonFinite && err.message.contains("row 0"),
         "{err}"
