@@ -354,7 +354,7 @@ impl Engine {
     }
 }
 
-/// Tokens that end an answer, in order: those that the header names, and those of the tokenizer that are known to.
+/// Tokens that end an answer, ascending: the header's, and special tokens of the tokenizer that are known to.
 pub fn stop_tokens(header: &Header, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
     let mut stops = header.tokenizer_config.eos_token_ids.clone();
     if let Some(tokenizer) = tokenizer {

@@ -68,7 +68,7 @@ const LISTED_LIBS: &[&str] = &[
     "matmul_tile",
 ];
 
-/// Decoding kernels of experts that find out which.
+/// Of the decoding kernels that choose experts themselves: `moe_glu`, `moe_matvec`.
 const CHOOSING_LIBS: &[&str] = &[
     "vector",
     "weights",
@@ -91,6 +91,7 @@ const CHOOSING_BINDINGS: &[Binding] = &[
     ("router", Write),
     ("y", Write),
 ];
+/// Of the kernels of a chunk that multiply gates and up projections of experts.
 const GATED_TILE_LIBS: &[&str] = &[
     "vector",
     "weights",
@@ -101,6 +102,7 @@ const GATED_TILE_LIBS: &[&str] = &[
     "glu",
     "moe_gated",
 ];
+/// Of all kernels of a chunk that compute tiles of experts.
 const TILE_BINDINGS: &[Binding] = &[
     ("codes", Read),
     ("scales", Read),

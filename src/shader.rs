@@ -1,7 +1,7 @@
 //! Puts the WGSL of a pipeline together: generated constants, library, weight type, operator. Plain concatenation; no
 //! device here.
 
-use crate::dtype::planes::Planes;
+use crate::dtype::planes::{NO_ENTRY, Planes};
 use crate::kernel::{Kernel, Kv, Team, Variant};
 
 /// Workgroups in one row of a folded grid.
@@ -77,6 +77,10 @@ pub fn compose(variant: &Variant) -> String {
         }
     }
     if let Some(planes) = variant.planes {
+        if planes.has_overlay() {
+            // The value of an entry that changes nothing.
+            add(&format!("const NO_VALUE: u32 = {}u;\n", NO_ENTRY >> 16));
+        }
         for stem in planes.shaders() {
             add(file(DTYPE, stem));
         }

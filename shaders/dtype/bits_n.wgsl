@@ -8,7 +8,7 @@
 const NEEDS_SUM: bool = true;
 const PREPARES_X: bool = false;
 const APART: bool = true;
-struct Row { vector: u32, words: u32 }
+struct Row { vector_and_width: u32, words: u32 }
 
 // Words of a row's scales.
 fn scale_words() -> u32 { return (params.units + 1u) >> 1u; }
@@ -27,8 +27,8 @@ fn row_open(row: u32) -> Row {
     );
 }
 
-fn code(row: Row) -> u32 { return row.vector >> 4u; }
-fn bits(row: Row) -> u32 { return row.vector & 15u; }
+fn code(row: Row) -> u32 { return row.vector_and_width >> 4u; }
+fn bits(row: Row) -> u32 { return row.vector_and_width & 15u; }
 
 fn word_at(i: u32) -> u32 { return codes[i >> 2u][i & 3u]; }
 

@@ -1,4 +1,4 @@
-// Units with an f16 scale each, row by row.
+// Units with an f16 scale each, row by row without gaps: a row's first may be the upper half of a word.
 struct Row { code: u32 }
 
 fn row_open(row: u32) -> Row { return Row(row * params.units); }

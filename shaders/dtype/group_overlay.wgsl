@@ -1,11 +1,9 @@
 // Units with an f16 scale each, and values that replace single weights. A row's record is where its overlay entries begin
 // in `scales`, and its halves, padded to whole words; the entries end where those of the next record begin. An entry is a
-// column and, in the upper half, an f16; a row's entries ascend by column.
+// column and, in the upper half, an f16; a row's entries ascend by column. Behind those of the last row of a part there may be
+// some that change nothing, but not in a table of embeddings, where entries are searched for.
 const HAS_OVERLAY: bool = true;
 struct Row { code: u32, record: u32 }
-
-// The value of an entry that changes nothing.
-const NO_VALUE: u32 = 0xffffu;
 
 fn record_words() -> u32 { return 1u + ((params.units + 1u) >> 1u); }
 

@@ -1,6 +1,6 @@
 // 4-bit codes q, worth q - 8, with an f16 scale for 32 of them, row after row without gaps: groups straddle rows, and a row may
 // begin at any code. `scales` begins with how many columns a row has; then for each row the number of its first code; then
-// the scales. Weights come with their scales, and are 0 behind the last column.
+// the scales. Weights come with their scales, and are 0 behind the last column, whatever x has there.
 const NEEDS_SUM: bool = false;
 const PREPARES_X: bool = false;
 const APART: bool = true;
@@ -43,6 +43,11 @@ fn codes8(row: Row, unit: u32, j: u32) -> W8 {
 
 fn unit_scale(row: Row, unit: u32) -> f32 { return 1.0; }
 
+// A word whose first code is number `first`, with codes worth nothing from number `end` on.
+fn within(word: u32, first: u32, end: u32) -> u32 {
+    return insertBits(0x88888888u, word, 0u, 4u * min(max(end, first) - first, 8u));
+}
+
 // Eight codes, of a unit with `here` columns of the first group; `col` is the first one's column.
 fn word_dot(acc: vec4<f32>, word: u32, col: u32, here: u32, s: vec2<f32>, x: vec4<f32>, y: vec4<f32>) -> vec4<f32> {
     let low = bytes4(word & 0x0f0f0f0fu) - vec4<f32>(8.0);
@@ -56,18 +61,18 @@ fn unit_dot(row: Row, unit: u32, x: X32, sum: f32) -> f32 {
     let first = row.start + unit * 32u;
     let end = row.start + scales[0];
     let here = 32u - (first & 31u);
-    // What is behind the row counts nothing, whatever its scale is.
+    // What is behind the row counts nothing: its scale may be no number.
     let s = vec2<f32>(group_scale(first >> 5u), select(group_scale((first >> 5u) + 1u), 0.0, first + here >= end));
     let i = first >> 3u;
     let middle = code_word(i + 2u);
     let a = code_word(i + 1u);
-    var acc = word_dot(vec4<f32>(0.0), joined_words(code_word(i), a, first), 0u, here, s, x.a, x.b);
-    acc = word_dot(acc, joined_words(a, middle, first), 8u, here, s, x.c, x.d);
+    var acc = word_dot(vec4<f32>(0.0), within(joined_words(code_word(i), a, first), first, end), 0u, here, s, x.a, x.b);
+    acc = word_dot(acc, within(joined_words(a, middle, first), first + 8u, end), 8u, here, s, x.c, x.d);
     // Not at once with the first half: there are no registers for it.
     if (first + 16u < end) {
         let b = code_word(i + 3u);
-        acc = word_dot(acc, joined_words(middle, b, first), 16u, here, s, x.e, x.f);
-        acc = word_dot(acc, joined_words(b, code_word(i + 4u), first), 24u, here, s, x.g, x.h);
+        acc = word_dot(acc, within(joined_words(middle, b, first), first + 16u, end), 16u, here, s, x.e, x.f);
+        acc = word_dot(acc, within(joined_words(b, code_word(i + 4u), first), first + 24u, end), 24u, here, s, x.g, x.h);
     }
     return horizontal(acc);
 }

@@ -91,7 +91,8 @@ impl OverlayArgs {
 }
 
 impl Wanted {
-    /// What the model is loaded with: of what the prompt decides nothing yet, nor is anything said about it.
+    /// The options to load with. Where the prompt decides, the backbone and, unless a task was named, no mask: so nothing is said
+    /// about a choice that is not made yet.
     pub fn first(&self, options: LoadOptions) -> LoadOptions {
         let (overlay, open_task) = match self {
             Wanted::Now(overlay) => (overlay.clone(), TaskChoice::Default),
@@ -125,7 +126,7 @@ impl Wanted {
         let overlay = match (self, routes.first()) {
             (Wanted::RoutedBlend(temperature), _) => Overlay::Blend(weighted(&routes, *temperature)?),
             (_, Some(best)) => Overlay::Skill(best.id.clone()),
-            (_, None) => return Ok(()),
+            (_, None) => return Err(usage("no skill says which prompts are for it")),
         };
         let before = engine.task().map(str::to_owned);
         if let Some(notice) = engine.choose(&overlay, task)? {

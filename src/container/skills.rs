@@ -128,7 +128,7 @@ impl Skill {
     }
 
     /// The task under whose mask it was measured, [`NO_TASK`] for the full model; `None`: it was not measured. A record that
-    /// names none speaks of the skill's own, where it has no such of the file's default.
+    /// names none was made under the skill's own task or, if it has none, under the file's default mask.
     pub fn measured_task<'s>(&'s self, masks: Option<&'s Masks>) -> Option<&'s str> {
         let named = self.quality.as_ref()?.get("task").and_then(Value::as_str);
         let default = || Some(masks?.default_mask()?.name.as_str());

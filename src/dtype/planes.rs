@@ -3,7 +3,7 @@
 //! A row is `units` of 32 columns, padded with zeros. The code plane holds the codes, the scale plane the scales' own bits: for
 //! each row a record, then what is shared, see [`Geometry`]. Codes of 4 bits and more keep the file's order; those that the
 //! file packs tighter than a kernel can unpack are reordered, see [`pack`]. The repack loses nothing but the order of overlay
-//! entries and entries that a later one replaces.
+//! entries, entries that a later one replaces, and which NaN an entry is.
 //!
 //! Where rows differ in what they hold, records say where it is:
 //!
@@ -30,7 +30,7 @@ mod source;
 mod tests;
 
 pub use geometry::{Amount, Geometry, Measure, SHARED_ROWS};
-pub use source::{Place, Source};
+pub use source::{Origin, Source};
 
 use super::Dtype;
 use crate::error::{Result, bail};
@@ -139,7 +139,7 @@ impl Planes {
         matches!(self, Planes::Bits1Overlay | Planes::Bits2)
     }
 
-    /// Whether it depends on which rows they are how many bytes rows take.
+    /// Whether its rows take different numbers of bytes.
     pub fn varies(self) -> bool {
         self.has_overlay() || matches!(self, Planes::BitsN | Planes::Nib4Flat)
     }

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::probe::wait_for_map;
 use crate::container::Tensors;
-use crate::dtype::planes::{Amount, NO_ENTRY, Place, Planes, SHARED_ROWS, Source};
+use crate::dtype::planes::{Amount, NO_ENTRY, Origin, Planes, SHARED_ROWS, Source};
 use crate::error::{Result, bail};
 use crate::program::{Fill, Matrix, Run, Segment, Vector, sources};
 use rayon::prelude::*;
@@ -138,7 +138,7 @@ pub fn allocate(device: &Device, matrix: &Matrix) -> Vec<SegmentBuffer> {
     matrix.segments.iter().map(create).collect()
 }
 
-/// Repacks and sends a matrix; each byte of its tensors is read once.
+/// Repacks and sends a matrix; each page of its tensors is read from the file once.
 pub fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer], tensors: &dyn Tensors) -> Result<()> {
     let sources = sources(matrix.planes, &matrix.parts, tensors)?;
     // Pages that were read are given back as the upload goes on, so that a large tensor never is in memory as a whole.
@@ -163,24 +163,16 @@ fn upload_segment(
     release: &dyn Fn(&[Piece]),
 ) -> Result<()> {
     let geometry = segment.geometry;
-    let first = geometry.record_offset(0);
-    if first != 0 {
-        let cols = geometry.cols as u32;
-        ring.put(&to.buffer, to.scales_at, first, |out| {
-            out.copy_from_slice(&cols.to_le_bytes());
+    if let Some(header) = geometry.header() {
+        ring.put(&to.buffer, to.scales_at, 4, |out| {
+            out.copy_from_slice(&header.to_le_bytes());
             Ok(())
         })?;
     }
-    // The most that a row takes, where they vary.
-    let row = match geometry.planes {
-        Planes::BitsN => geometry.units() * 34,
-        Planes::Nib4Flat => geometry.units() * 18 + 72,
-        _ => geometry.code_row_bytes() + geometry.record_row_bytes() + geometry.unit_scale_row_bytes(),
-    };
     let least = (1..32).find(|&rows| geometry.may_begin_at(rows)).unwrap_or(32);
-    let block = (RING_BYTES / 2 / row / 32 * 32).max(least);
+    let block = (RING_BYTES / 2 / geometry.widest_row_bytes() / 32 * 32).max(least);
     for rows in blocks(segment, sources, block) {
-        let pieces = pieces(&segment.runs, rows.clone(), geometry.lead());
+        let pieces = pieces(&segment.runs, rows.clone(), geometry.begin());
         for part in Part::ALL {
             let bytes = part.bytes(&pieces, sources);
             if let Some(first) = pieces.first().filter(|_| bytes != 0) {
@@ -191,12 +183,6 @@ fn upload_segment(
                     part.write(&pieces, sources, data)
                 })?;
             }
-        }
-        if geometry.planes == Planes::BitsN {
-            let (from, end) = (geometry.record_offset(rows.start), geometry.record_offset(rows.end));
-            ring.put(&to.buffer, to.scales_at + from as u64, end - from, |out| {
-                shared_records(&pieces, sources, out)
-            })?;
         }
         release(&pieces);
     }
@@ -212,46 +198,64 @@ fn upload_segment(
     Ok(())
 }
 
-/// What of the planes lies row by row and is repacked by many tasks.
+/// What of the planes lies row by row.
 #[derive(Clone, Copy)]
 enum Part {
     Codes,
     Words,
     Records,
+    SharedRecords,
     UnitScales,
 }
 
 impl Part {
-    const ALL: [Part; 4] = [Part::Codes, Part::Words, Part::Records, Part::UnitScales];
+    const ALL: [Part; 5] = [
+        Part::Codes,
+        Part::Words,
+        Part::Records,
+        Part::SharedRecords,
+        Part::UnitScales,
+    ];
 
     fn piece_bytes(self, piece: &Piece, sources: &[Source]) -> usize {
         let source = &sources[piece.part];
         match self {
-            Part::Codes => source.code_bytes(piece.place, &piece.rows),
+            Part::Codes => source.code_bytes(piece.origin, &piece.rows),
             Part::Words => source.word_bytes(&piece.rows),
             Part::Records => source.record_bytes(&piece.rows),
-            Part::UnitScales => source.unit_scale_bytes(piece.place, &piece.rows),
+            Part::SharedRecords => 0,
+            Part::UnitScales => source.unit_scale_bytes(piece.origin, &piece.rows),
         }
     }
 
+    /// Of pieces of which the first begins a record.
     fn bytes(self, pieces: &[Piece], sources: &[Source]) -> usize {
-        pieces.iter().map(|piece| self.piece_bytes(piece, sources)).sum()
+        match (self, pieces.first()) {
+            (Part::SharedRecords, Some(first)) if sources[first.part].planes() == Planes::BitsN => {
+                let rows: usize = pieces.iter().map(|piece| piece.rows.len()).sum();
+                rows.div_ceil(SHARED_ROWS) * 12
+            }
+            _ => pieces.iter().map(|piece| self.piece_bytes(piece, sources)).sum(),
+        }
     }
 
     /// Where in the buffer it lies of pieces of which `first`, with stored row `row`, is the first.
     fn offset(self, segment: &Segment, to: &SegmentBuffer, sources: &[Source], row: usize, first: &Piece) -> u64 {
         let geometry = segment.geometry;
-        let lead = sources[first.part].lead(first.place, first.rows.start);
+        let before = sources[first.part].before_row(first.origin, first.rows.start);
         let (codes, scales) = (0, to.scales_at);
         match self {
-            Part::Codes => codes + (row * geometry.code_row_bytes() + lead.vectors * 16) as u64,
-            Part::Words => codes + lead.words as u64 * 4,
-            Part::Records => scales + geometry.record_offset(row) as u64,
-            Part::UnitScales => scales + geometry.unit_scale_offset(row, lead) as u64,
+            Part::Codes => codes + (row * geometry.code_row_bytes() + before.vectors * 16) as u64,
+            Part::Words => codes + before.words as u64 * 4,
+            Part::Records | Part::SharedRecords => scales + geometry.record_offset(row) as u64,
+            Part::UnitScales => scales + geometry.unit_scale_offset(row, before) as u64,
         }
     }
 
     fn write(self, pieces: &[Piece], sources: &[Source], out: &mut [u8]) -> Result<()> {
+        if let Part::SharedRecords = self {
+            return shared_records(pieces, sources, out);
+        }
         let mut tasks = Vec::with_capacity(pieces.len());
         let mut rest = out;
         for piece in pieces {
@@ -262,16 +266,17 @@ impl Part {
         tasks.into_par_iter().try_for_each(|(piece, out)| {
             let (source, rows) = (&sources[piece.part], piece.rows.clone());
             match self {
-                Part::Codes => source.codes(piece.place, rows, out),
+                Part::Codes => source.codes(piece.origin, rows, out),
                 Part::Words => source.words(rows, out),
-                Part::Records => source.records(piece.place, rows, out),
-                Part::UnitScales => source.unit_scales(piece.place, rows, out),
+                Part::Records => source.records(piece.origin, rows, out),
+                Part::SharedRecords => Ok(()),
+                Part::UnitScales => source.unit_scales(piece.origin, rows, out),
             }
         })
     }
 }
 
-/// Writes the records that rows of pieces share, of which the first begins with the first piece.
+/// Writes the records that rows of pieces share.
 fn shared_records(pieces: &[Piece], sources: &[Source], out: &mut [u8]) -> Result<()> {
     out.fill(0);
     let records = out.as_chunks_mut::<12>().0;
@@ -280,7 +285,7 @@ fn shared_records(pieces: &[Piece], sources: &[Source], out: &mut [u8]) -> Resul
         .flat_map(|piece| piece.rows.clone().map(move |row| (piece, row)));
     for (i, (piece, row)) in rows.enumerate() {
         let record = &mut records[i / SHARED_ROWS];
-        sources[piece.part].shared_record(piece.place, row, i % SHARED_ROWS, record)?;
+        sources[piece.part].shared_record(piece.origin, row, i % SHARED_ROWS, record)?;
     }
     Ok(())
 }
@@ -337,8 +342,8 @@ pub fn replace(
         rows: begin..begin + rows,
         room: here.room,
     };
-    let lead = geometry.lead() + before;
-    let pieces = pieces(std::slice::from_ref(&moved), 0..rows, lead);
+    let before = geometry.begin() + before;
+    let pieces = pieces(std::slice::from_ref(&moved), 0..rows, before);
     let mut sent = 0;
     let mut send = |offset: u64, bytes: &[u8]| {
         if !bytes.is_empty() {
@@ -348,16 +353,10 @@ pub fn replace(
     };
     for part in Part::ALL {
         let mut bytes = vec![0; part.bytes(&pieces, sources)];
-        part.write(&pieces, sources, &mut bytes)?;
-        if let Some(first) = pieces.first() {
+        if let Some(first) = pieces.first().filter(|_| !bytes.is_empty()) {
+            part.write(&pieces, sources, &mut bytes)?;
             send(part.offset(segment, to, sources, at, first), &bytes);
         }
-    }
-    if geometry.planes == Planes::BitsN {
-        let (from, end) = (geometry.record_offset(at), geometry.record_offset(at + rows));
-        let mut bytes = vec![0; end - from];
-        shared_records(&pieces, sources, &mut bytes)?;
-        send(to.scales_at + from as u64, &bytes);
     }
     if geometry.planes == Planes::I8Col {
         let mut scales = vec![0; geometry.units() * 64];
@@ -371,7 +370,7 @@ pub fn replace(
             .clone()
             .try_for_each(|row| source.overlay(row, &mut entries))?;
         entries.extend(no_entries(here.room.less(amount)));
-        send(to.scales_at + lead.words as u64 * 4, &entries);
+        send(to.scales_at + before.words as u64 * 4, &entries);
     }
     Ok(sent)
 }
@@ -384,7 +383,7 @@ fn no_entries(room: Amount) -> impl Iterator<Item = u8> {
 /// Sends overlay entries, and where the last row's end.
 fn upload_overlay(ring: &mut Ring, segment: &Segment, to: &SegmentBuffer, sources: &[Source]) -> Result<()> {
     let geometry = segment.geometry;
-    let mut at = to.scales_at + geometry.lead().words as u64 * 4;
+    let mut at = to.scales_at + geometry.begin().words as u64 * 4;
     let mut bytes = Vec::new();
     let mut send = |bytes: &mut Vec<u8>| {
         let sent = ring.put(&to.buffer, at, bytes.len(), |out| {
@@ -414,7 +413,7 @@ fn upload_overlay(ring: &mut Ring, segment: &Segment, to: &SegmentBuffer, source
     if !bytes.is_empty() {
         send(&mut bytes)?;
     }
-    let end = (geometry.lead().words + geometry.amount.words) as u32;
+    let end = (geometry.begin().words + geometry.amount.words) as u32;
     let at = to.scales_at + geometry.record_offset(geometry.rows) as u64;
     ring.put(&to.buffer, at, 4, |out| {
         out.copy_from_slice(&end.to_le_bytes());
@@ -427,11 +426,11 @@ struct Piece {
     part: usize,
     rows: Range<usize>,
     /// Where its run lies.
-    place: Place,
+    origin: Origin,
 }
 
-/// The stored rows `range` of some runs, before the first of which is `lead`.
-fn pieces(runs: &[Run], range: Range<usize>, mut lead: Amount) -> Vec<Piece> {
+/// The stored rows `range` of some runs, before the first of which is `before`.
+fn pieces(runs: &[Run], range: Range<usize>, mut before: Amount) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut at = 0;
     for run in runs {
@@ -442,14 +441,14 @@ fn pieces(runs: &[Run], range: Range<usize>, mut lead: Amount) -> Vec<Piece> {
             pieces.push(Piece {
                 part: run.part,
                 rows,
-                place: Place {
+                origin: Origin {
                     first: run.rows.start,
-                    lead,
+                    before,
                 },
             });
         }
         at += run.rows.len();
-        lead += run.room;
+        before += run.room;
     }
     pieces
 }

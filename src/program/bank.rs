@@ -33,29 +33,29 @@ pub struct Slice {
 
 /// Gate and up projections as matrices, or their numbers.
 #[derive(Clone, Copy)]
-pub(super) enum GateUp<M> {
+pub(super) enum Projections<M> {
     /// Of one layout: a matrix of both.
     Both(M),
     /// Of two layouts: a matrix each.
     Apart([M; 2]),
 }
 
-impl GateUp<Matrix> {
+impl Projections<Matrix> {
     /// Takes them in.
-    pub fn add_to(self, b: &mut Builder) -> GateUp<MatrixId> {
+    pub fn add_to(self, b: &mut Builder) -> Projections<MatrixId> {
         match self {
-            GateUp::Both(matrix) => GateUp::Both(b.add_matrix(matrix)),
-            GateUp::Apart(both) => GateUp::Apart(both.map(|matrix| b.add_matrix(matrix))),
+            Projections::Both(matrix) => Projections::Both(b.add_matrix(matrix)),
+            Projections::Apart(both) => Projections::Apart(both.map(|matrix| b.add_matrix(matrix))),
         }
     }
 }
 
-impl GateUp<MatrixId> {
+impl Projections<MatrixId> {
     /// Where the gates are, and where the up projections.
     pub fn each(self) -> [MatrixId; 2] {
         match self {
-            GateUp::Both(matrix) => [matrix; 2],
-            GateUp::Apart(both) => both,
+            Projections::Both(matrix) => [matrix; 2],
+            Projections::Apart(both) => both,
         }
     }
 }
@@ -69,7 +69,7 @@ pub(super) struct Bank {
     /// All that may be here, where that is more.
     pub members: Vec<Member>,
     /// Gate and up projections.
-    pub gate_up: GateUp<Matrix>,
+    pub gate_up: Projections<Matrix>,
     /// Whether the shared expert's gate and up projections are the first rows of the only segment of both.
     pub has_shared: bool,
     /// Down projections.
@@ -79,7 +79,7 @@ pub(super) struct Bank {
 /// The experts of a layer, and the gate and up projections of the shared one where no bank has them.
 pub(super) struct Banks {
     pub banks: Vec<Bank>,
-    pub shared: Option<GateUp<Matrix>>,
+    pub shared: Option<Projections<Matrix>>,
 }
 
 /// How many banks the experts of a layer come in.
@@ -183,9 +183,9 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
                     has_shared = true;
                 }
             }
-            GateUp::Both(matrix(label(labels[0]), (gate_planes, hidden), stack)?)
+            Projections::Both(matrix(label(labels[0]), (gate_planes, hidden), stack)?)
         } else {
-            GateUp::Apart([
+            Projections::Apart([
                 matrix(label(labels[0]), (gate_planes, hidden), Stack::of(&gates))?,
                 matrix(label(labels[1]), (up_planes, hidden), Stack::of(&ups))?,
             ])
@@ -218,11 +218,15 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
         Some(([planes, other], both)) if planes == other => {
             let stack = [both.to_vec(), Vec::new()];
             let stack = Stack::of(&stack);
-            Some(GateUp::Both(matrix(name("shared.gate_up"), (planes, hidden), stack)?))
+            Some(Projections::Both(matrix(
+                name("shared.gate_up"),
+                (planes, hidden),
+                stack,
+            )?))
         }
         Some((planes, both)) => {
             let [gate, up] = both.map(|slice| [vec![slice], Vec::new()]);
-            Some(GateUp::Apart([
+            Some(Projections::Apart([
                 matrix(name("shared.gate"), (planes[0], hidden), Stack::of(&gate))?,
                 matrix(name("shared.up"), (planes[1], hidden), Stack::of(&up))?,
             ]))
@@ -235,7 +239,7 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
 /// Whether single experts of a layout, each so many rows, can be replaced in a bank with so many slots.
 ///
 /// Errors: `OutOfMemory` for fewer slots than a token takes experts, `UnsupportedTensorType` for experts whose scales end
-/// within a word.
+/// within a word, or that share a record with the next one.
 fn pageable(planes: Planes, cols: usize, rows: usize, top_k: usize, slots: usize, label: &str) -> Result<()> {
     if slots < top_k {
         bail!(OutOfMemory, "{label}: {slots} slots for experts, a token takes {top_k}");
@@ -251,7 +255,8 @@ fn pageable(planes: Planes, cols: usize, rows: usize, top_k: usize, slots: usize
     if !geometry.may_begin_at(rows) {
         bail!(
             UnsupportedTensorType,
-            "{label}: experts of {rows} rows in this type cannot be fetched one by one"
+            "{label}: experts of {rows} rows that lie as {} cannot be fetched one by one",
+            planes.name()
         );
     }
     Ok(())

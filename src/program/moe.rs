@@ -4,7 +4,7 @@
 
 mod apart;
 
-use super::bank::{self, Banks, GateUp};
+use super::bank::{self, Banks, Projections};
 use super::build::Builder;
 use super::masking::{Content, Part};
 use super::place::{Masked, Place};
@@ -136,7 +136,7 @@ struct Mixture<'m> {
     /// The banks with their matrices' numbers and their tables of experts.
     banks: Vec<Placed>,
     /// Gate and up projections of the shared expert: the bank's or its own.
-    shared: Option<GateUp<MatrixId>>,
+    shared: Option<Projections<MatrixId>>,
     /// Whether they are the bank's.
     shared_in_bank: bool,
     gelu: u32,
@@ -144,7 +144,7 @@ struct Mixture<'m> {
 
 struct Placed {
     placed: u32,
-    gate_up: GateUp<MatrixId>,
+    gate_up: Projections<MatrixId>,
     has_shared: bool,
     down: MatrixId,
     table: BufferId,
@@ -328,7 +328,7 @@ impl Walk<'_> {
             _ => {}
         }
         let mut maps = vec![(name("router"), parts, 0)];
-        maps.extend(alone.map(|(gate, at)| (name("shared.gate"), vec![gate], at)));
+        maps.extend(alone.map(|(gate, at)| (name("shared.weight"), vec![gate], at)));
         for (label, parts, row0) in maps {
             let matrix = self.b.matrix(label.clone(), &parts, Stacking::Rows)?;
             let from = Source {
@@ -376,8 +376,8 @@ impl Walk<'_> {
         };
         for (b, bank) in mixture.banks.iter().enumerate() {
             let gate_up = match bank.gate_up {
-                GateUp::Both(matrix) => matrix,
-                GateUp::Apart(both) => {
+                Projections::Both(matrix) => matrix,
+                Projections::Apart(both) => {
                     self.decode_apart(mixture, both, Some((b, bank)), name);
                     continue;
                 }
@@ -401,10 +401,10 @@ impl Walk<'_> {
                 self.push(Mode::Decode, &name("experts.gate_up"), op, Some(planes), bindings);
             }
         }
-        if let Some(GateUp::Apart(both)) = mixture.shared {
+        if let Some(Projections::Apart(both)) = mixture.shared {
             self.decode_apart(mixture, both, None, name);
         }
-        if let (Some(GateUp::Both(shared)), false, Some(bank)) =
+        if let (Some(Projections::Both(shared)), false, Some(bank)) =
             (mixture.shared, mixture.shared_in_bank, mixture.banks.first())
         {
             let Matrix { planes, segments, .. } = self.b.matrices[shared].clone();
@@ -473,8 +473,8 @@ impl Walk<'_> {
         let y_stride = (layout.width / 4) as u32;
         for bank in &mixture.banks {
             let gate_up = match bank.gate_up {
-                GateUp::Both(matrix) => matrix,
-                GateUp::Apart(both) => {
+                Projections::Both(matrix) => matrix,
+                Projections::Apart(both) => {
                     self.prefill_apart(mixture, both, bank, name);
                     continue;
                 }
@@ -500,10 +500,10 @@ impl Walk<'_> {
                 self.push(Mode::Prefill, &name("experts.gate_up"), op, Some(planes), bindings);
             }
         }
-        if let Some(GateUp::Apart(both)) = mixture.shared {
+        if let Some(Projections::Apart(both)) = mixture.shared {
             self.prefill_shared_apart(mixture, both, name);
         }
-        if let (Some(GateUp::Both(shared)), Some(ffn)) = (mixture.shared, &mixture.moe.shared) {
+        if let (Some(Projections::Both(shared)), Some(ffn)) = (mixture.shared, &mixture.moe.shared) {
             let Matrix { planes, segments, .. } = self.b.matrices[shared].clone();
             for (i, segment) in segments.iter().enumerate() {
                 let rows = segment.geometry.rows as u32;

@@ -18,6 +18,7 @@ mod paging;
 mod paging_masks;
 mod paging_types;
 mod parity;
+mod ragged;
 mod recurrent;
 mod rotation;
 mod scale;

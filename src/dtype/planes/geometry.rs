@@ -6,10 +6,10 @@ use std::ops::{Add, AddAssign, Range};
 
 /// Rows that share a record where rows have bit widths of their own.
 pub const SHARED_ROWS: usize = 8;
-/// Codes of two groups that straddle rows, which lie together: two vectors of codes and a word of scales.
+/// Codes of two groups that straddle rows. They lie together, so that their scales are a whole word; with two vectors of codes.
 pub const PAIR: usize = 64;
 
-/// What rows hold besides what every row of their family holds.
+/// The part of rows' sizes that differs from row to row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Amount {
     /// Vectors of 16 bytes in the code plane.
@@ -120,6 +120,20 @@ impl Geometry {
         self.cols.div_ceil(32)
     }
 
+    /// About the most bytes that a row takes in both planes, without overlay entries.
+    pub fn widest_row_bytes(&self) -> usize {
+        match self.planes {
+            Planes::BitsN => self.units() * 36,
+            Planes::Nib4Flat => self.units() * 18 + 72,
+            _ => self.code_row_bytes() + self.record_row_bytes() + self.unit_scale_row_bytes(),
+        }
+    }
+
+    /// What stands before all records.
+    pub fn header(&self) -> Option<u32> {
+        (self.planes == Planes::Nib4Flat).then_some(self.cols as u32)
+    }
+
     /// Bytes of one row of the code plane; 0 where they vary.
     pub fn code_row_bytes(&self) -> usize {
         self.units() * self.planes.unit_bytes()
@@ -137,8 +151,8 @@ impl Geometry {
         }
     }
 
-    /// Words of an f16 scale a unit of a row.
-    pub fn half_words(&self) -> usize {
+    /// Words of a row's f16 scales, one a unit.
+    fn half_words(&self) -> usize {
         self.units().div_ceil(2)
     }
 
@@ -146,13 +160,12 @@ impl Geometry {
     pub fn record_offset(&self, row: usize) -> usize {
         match self.planes {
             Planes::BitsN => row.div_ceil(SHARED_ROWS) * 12,
-            Planes::Nib4Flat => 4 + row * 4,
-            _ => row * self.record_row_bytes(),
+            _ => self.header().map_or(0, |_| 4) + row * self.record_row_bytes(),
         }
     }
 
     /// Bytes of all records.
-    pub fn record_bytes(&self) -> usize {
+    fn record_bytes(&self) -> usize {
         let end = match self.planes.has_overlay() {
             true => 4,
             false => 0,
@@ -168,10 +181,10 @@ impl Geometry {
         }
     }
 
-    /// Where the scales of units begin that belong to row `row`, before whose run `lead` is: as [`Geometry::lead`] says.
-    pub fn unit_scale_offset(&self, row: usize, lead: Amount) -> usize {
+    /// Where the scales of units begin that belong to row `row`, before which `before` is in the planes.
+    pub fn unit_scale_offset(&self, row: usize, before: Amount) -> usize {
         let flat = match self.planes {
-            Planes::Nib4Flat => lead.vectors * 2,
+            Planes::Nib4Flat => before.vectors * 2,
             _ => 0,
         };
         self.record_bytes() + row * self.unit_scale_row_bytes() + flat
@@ -188,7 +201,7 @@ impl Geometry {
     }
 
     /// What is before the first row: records count words from the beginning of the plane that holds them.
-    pub fn lead(&self) -> Amount {
+    pub fn begin(&self) -> Amount {
         let words = match self.planes {
             Planes::BitsN => self.amount.vectors * 4,
             Planes::Bits1Overlay | Planes::Bits2 => self.tail_offset() / 4,

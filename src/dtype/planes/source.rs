@@ -27,13 +27,13 @@ pub struct Source<'a> {
     overlay: Option<Overlay<'a>>,
 }
 
-/// Where rows lie that are stored side by side.
+/// Where rows of a tensor begin that are stored side by side.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Origin {
     /// The first of them.
     pub first: usize,
-    /// What is before it: [`Geometry::lead`] and what other rows hold or have room for.
-    pub lead: Amount,
+    /// What is before it in the planes: [`Geometry::begin`] and what other rows hold or have room for.
+    pub before: Amount,
 }
 
 pub(super) fn slice(payload: &[u8], at: usize, len: usize) -> Result<&[u8]> {
@@ -125,11 +125,6 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Its columns.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
     /// Its family.
     pub fn planes(&self) -> Planes {
         self.planes
@@ -145,21 +140,21 @@ impl<'a> Source<'a> {
         self.measure.amount(rows)
     }
 
-    /// What these rows hold of what the rows from `place` on hold.
-    fn held(&self, place: Place, rows: &Range<usize>) -> Amount {
-        self.amount(place.first..rows.end)
-            .less(self.amount(place.first..rows.start))
+    /// What these rows hold of what the rows from `origin` on hold.
+    fn held(&self, origin: Origin, rows: &Range<usize>) -> Amount {
+        self.amount(origin.first..rows.end)
+            .less(self.amount(origin.first..rows.start))
     }
 
     /// What is before a row.
-    pub fn lead(&self, place: Place, row: usize) -> Amount {
-        place.lead + self.amount(place.first..row)
+    pub fn before_row(&self, origin: Origin, row: usize) -> Amount {
+        origin.before + self.amount(origin.first..row)
     }
 
     /// Bytes that these rows take in the code plane, without its words.
-    pub fn code_bytes(&self, place: Place, rows: &Range<usize>) -> usize {
+    pub fn code_bytes(&self, origin: Origin, rows: &Range<usize>) -> usize {
         match self.planes {
-            Planes::BitsN | Planes::Nib4Flat => self.held(place, rows).vectors * 16,
+            Planes::BitsN | Planes::Nib4Flat => self.held(origin, rows).vectors * 16,
             _ => rows.len() * self.geometry(rows.len()).code_row_bytes(),
         }
     }
@@ -178,9 +173,9 @@ impl<'a> Source<'a> {
     }
 
     /// Bytes of the scales of these rows' units that are in no record.
-    pub fn unit_scale_bytes(&self, place: Place, rows: &Range<usize>) -> usize {
+    pub fn unit_scale_bytes(&self, origin: Origin, rows: &Range<usize>) -> usize {
         match self.planes {
-            Planes::Nib4Flat => self.held(place, rows).vectors * 2,
+            Planes::Nib4Flat => self.held(origin, rows).vectors * 2,
             _ => rows.len() * self.geometry(rows.len()).unit_scale_row_bytes(),
         }
     }
@@ -195,17 +190,17 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Writes the codes of the tensor's rows `range`, which lie in `place`, to `out`, which is [`Source::code_bytes`] long.
+    /// Writes the codes of the tensor's rows `range`, which lie at `origin`, to `out`, which is [`Source::code_bytes`] long.
     ///
     /// Errors: `Bounds` for a short payload, `Parse` for codes that the format does not have.
-    pub fn codes(&self, place: Place, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+    pub fn codes(&self, origin: Origin, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let stride = self.geometry(range.len()).code_row_bytes();
         let (first, row_bytes) = match self.dtype {
             Dtype::F32 => (0, self.cols * 4),
             Dtype::F16 | Dtype::Bf16 => (0, self.cols * 2),
             Dtype::Q8Row | Dtype::Q82f => (0, self.cols),
             _ if self.planes == Planes::Nib4Flat => {
-                return self.pairs::<{ PAIR / 2 }>(place, range, 0, out);
+                return self.pairs::<{ PAIR / 2 }>(origin, range, 0, out);
             }
             Dtype::Q4Block | Dtype::Q4tp => (0, self.cols / 2),
             Dtype::Q4Tiled => {
@@ -252,11 +247,14 @@ impl<'a> Source<'a> {
         let mut words = Vec::new();
         let mut rest = out;
         for row in range {
-            let Amount { vectors, words: count } = self.packed_row(row, &mut codes, &mut words)?;
+            let Amount { vectors, words: count } = Parts::of(self.payload[row])?.amount(groups);
             let (scales, after) = rest.split_at_mut(groups.div_ceil(2) * 4);
             self.halves(row, scales)?;
             let (here, after) = after.split_at_mut(count * 4);
-            put_words(&words[vectors * 4..], here);
+            if count != 0 {
+                self.packed_row(row, &mut codes, &mut words)?;
+                put_words(&words[vectors * 4..], here);
+            }
             rest = after;
         }
         Ok(())
@@ -264,20 +262,24 @@ impl<'a> Source<'a> {
 
     /// Writes the vectors of the code plane that belong to rows with bit widths of their own.
     fn vectors(&self, range: Range<usize>, out: &mut [u8]) -> Result<()> {
-        let mut codes = vec![0; self.cols / 32 * 32];
+        let groups = self.cols / 32;
+        let mut codes = vec![0; groups * 32];
         let mut words = Vec::new();
         let mut rest = out;
         for row in range {
-            let Amount { vectors, .. } = self.packed_row(row, &mut codes, &mut words)?;
+            let Amount { vectors, .. } = Parts::of(self.payload[row])?.amount(groups);
             let (here, after) = rest.split_at_mut(vectors * 16);
-            put_words(&words, here);
+            if vectors != 0 {
+                self.packed_row(row, &mut codes, &mut words)?;
+                put_words(&words, here);
+            }
             rest = after;
         }
         Ok(())
     }
 
-    /// Makes `words` those of a row's codes, and says how many vectors and other words they are.
-    fn packed_row(&self, row: usize, codes: &mut [u8], words: &mut Vec<u32>) -> Result<Amount> {
+    /// Makes `words` those of a row's codes.
+    fn packed_row(&self, row: usize, codes: &mut [u8], words: &mut Vec<u32>) -> Result<()> {
         let groups = self.cols / 32;
         let (width, at) = (self.payload[row], self.packed[row]);
         let parts = Parts::of(width)?;
@@ -285,13 +287,13 @@ impl<'a> Source<'a> {
         pack::read_msb_first(width, file, codes);
         words.resize(parts.words(groups), 0);
         parts.write(codes, words);
-        Ok(parts.amount(groups))
+        Ok(())
     }
 
     /// Writes the part of `BYTES` bytes a pair of groups of the payload, which begins at byte `at`, that has these rows' pairs:
     /// those that begin in them and, for the first row of all, the one that it begins in. Zeros follow the file's last group.
-    fn pairs<const BYTES: usize>(&self, place: Place, range: Range<usize>, at: usize, out: &mut [u8]) -> Result<()> {
-        let first = match range.start == place.first {
+    fn pairs<const BYTES: usize>(&self, origin: Origin, range: Range<usize>, at: usize, out: &mut [u8]) -> Result<()> {
+        let first = match range.start == origin.first {
             true => range.start * self.cols / PAIR,
             false => (range.start * self.cols).div_ceil(PAIR),
         };
@@ -323,10 +325,10 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Writes the records of some rows that lie in `place` to `out`: [`Geometry::record_row_bytes`] each.
+    /// Writes the records of some rows that lie at `origin` to `out`: [`Geometry::record_row_bytes`] each.
     ///
     /// Errors: `Bounds` for a short payload and a place that a word cannot count, `NonFinite` for a ladder that is no number.
-    pub fn records(&self, place: Place, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+    pub fn records(&self, origin: Origin, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         let stride = self.geometry(range.len()).record_row_bytes();
         if stride == 0 {
             return Ok(());
@@ -341,12 +343,12 @@ impl<'a> Source<'a> {
                 Planes::Nib4 => self.halves(row, out)?,
                 Planes::Bits1Overlay | Planes::Bits2 => {
                     let (begin, halves) = out.split_at_mut(4);
-                    begin.copy_from_slice(&counted(row, self.lead(place, row).words)?);
+                    begin.copy_from_slice(&counted(row, self.before_row(origin, row).words)?);
                     self.halves(row, halves)?;
                 }
                 Planes::Nib4Flat => {
-                    let skipped = place.first * self.cols / PAIR * PAIR;
-                    let begin = place.lead.vectors * 32 + row * self.cols - skipped;
+                    let skipped = origin.first * self.cols / PAIR * PAIR;
+                    let begin = origin.before.vectors * 32 + row * self.cols - skipped;
                     out.copy_from_slice(&counted(row, begin)?);
                 }
                 Planes::Nib4Ladder => {
@@ -372,9 +374,9 @@ impl<'a> Source<'a> {
     /// zero before the first.
     ///
     /// Errors: `Bounds` for a place that a word cannot count.
-    pub fn shared_record(&self, place: Place, row: usize, index: usize, record: &mut [u8; 12]) -> Result<()> {
+    pub fn shared_record(&self, origin: Origin, row: usize, index: usize, record: &mut [u8; 12]) -> Result<()> {
         if index == 0 {
-            let Amount { vectors, words } = self.lead(place, row);
+            let Amount { vectors, words } = self.before_row(origin, row);
             record[..4].copy_from_slice(&counted(row, vectors)?);
             record[4..8].copy_from_slice(&counted(row, words)?);
         }
@@ -382,10 +384,10 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Writes the scales of the units of these rows, which lie in `place`, to `out`, which is [`Source::unit_scale_bytes`] long.
+    /// Writes the scales of the units of these rows, which lie at `origin`, to `out`, which is [`Source::unit_scale_bytes`] long.
     ///
     /// Errors: `Bounds` for a short payload.
-    pub fn unit_scales(&self, place: Place, range: Range<usize>, out: &mut [u8]) -> Result<()> {
+    pub fn unit_scales(&self, origin: Origin, range: Range<usize>, out: &mut [u8]) -> Result<()> {
         match self.planes {
             Planes::Bits1 => {
                 let row_bytes = self.cols / 32 * 2;
@@ -394,7 +396,7 @@ impl<'a> Source<'a> {
             }
             Planes::Nib4Flat => {
                 let at = (self.rows * self.cols).div_ceil(32) * 16;
-                self.pairs::<4>(place, range, at, out)
+                self.pairs::<4>(origin, range, at, out)
             }
             _ => Ok(()),
         }

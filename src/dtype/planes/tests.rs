@@ -115,47 +115,47 @@ fn payload(dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
 fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
     let rows = geometry.rows;
     let (mut codes, mut scales) = (vec![0xA5; geometry.code_bytes()], vec![0xA5; geometry.scale_bytes()]);
-    let place = Place {
+    let origin = Origin {
         first: 0,
-        lead: geometry.lead(),
+        before: geometry.begin(),
     };
-    if geometry.planes == Planes::Nib4Flat {
-        scales[..4].copy_from_slice(&(geometry.cols as u32).to_le_bytes());
+    if let Some(header) = geometry.header() {
+        scales[..4].copy_from_slice(&header.to_le_bytes());
     }
     // Rows that share a record come together.
     let half = rows / 16 * 8;
     for range in [0..half, half..rows] {
-        let lead = source.lead(place, range.start);
-        let at = range.start * geometry.code_row_bytes() + lead.vectors * 16;
-        let len = source.code_bytes(place, &range);
-        source.codes(place, range.clone(), &mut codes[at..][..len]).unwrap();
+        let before = source.before_row(origin, range.start);
+        let at = range.start * geometry.code_row_bytes() + before.vectors * 16;
+        let len = source.code_bytes(origin, &range);
+        source.codes(origin, range.clone(), &mut codes[at..][..len]).unwrap();
         let len = source.word_bytes(&range);
         if len != 0 {
             source
-                .words(range.clone(), &mut codes[lead.words * 4..][..len])
+                .words(range.clone(), &mut codes[before.words * 4..][..len])
                 .unwrap();
         }
-        let at = geometry.unit_scale_offset(range.start, lead);
-        let len = source.unit_scale_bytes(place, &range);
+        let at = geometry.unit_scale_offset(range.start, before);
+        let len = source.unit_scale_bytes(origin, &range);
         source
-            .unit_scales(place, range.clone(), &mut scales[at..][..len])
+            .unit_scales(origin, range.clone(), &mut scales[at..][..len])
             .unwrap();
         let records = &mut scales[geometry.record_offset(range.start)..geometry.record_offset(range.end)];
         if geometry.planes == Planes::BitsN {
             records.fill(0);
             for (i, row) in range.enumerate() {
                 let record = &mut records.as_chunks_mut::<12>().0[i / SHARED_ROWS];
-                source.shared_record(place, row, i % SHARED_ROWS, record).unwrap();
+                source.shared_record(origin, row, i % SHARED_ROWS, record).unwrap();
             }
         } else {
-            source.records(place, range, records).unwrap();
+            source.records(origin, range, records).unwrap();
         }
     }
     if geometry.planes == Planes::I8Col {
         source.col_scales(&mut scales[geometry.col_scale_offset(0)..]).unwrap();
     }
     if geometry.planes.has_overlay() {
-        let at = geometry.lead().words * 4;
+        let at = geometry.begin().words * 4;
         let mut entries = Vec::new();
         (0..rows).for_each(|row| source.overlay(row, &mut entries).unwrap());
         scales[at..].copy_from_slice(&entries);
@@ -291,11 +291,11 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
     }
 }
 
-fn geometry(source: &Source, rows: usize) -> Geometry {
+fn geometry(source: &Source, rows: usize, cols: usize) -> Geometry {
     Geometry {
         planes: source.planes(),
         rows,
-        cols: source.cols(),
+        cols,
         parts: 1,
         amount: source.amount(0..rows),
     }
@@ -311,7 +311,7 @@ fn planes_hold_every_bit_of_the_file() {
             let payload = payload(dtype, rows, cols);
             dtype.decoder(&payload, rows, cols).unwrap();
             let source = Source::open(dtype, &payload, rows, cols).unwrap();
-            let geometry = geometry(&source, rows);
+            let geometry = geometry(&source, rows, cols);
             let (codes, scales) = repack(&source, &geometry);
             let again = unpack(dtype, &geometry, &codes, &scales);
             assert!(again == payload, "{} {rows}x{cols}", dtype.name());
@@ -327,7 +327,7 @@ fn planes_are_about_as_large_as_the_file() {
         for (rows, cols) in [(70, 1024), (33, 4096), (40, 896), (40, 576), (64, 320), (24, 288)] {
             let payload = payload(dtype, rows, cols);
             let source = Source::open(dtype, &payload, rows, cols).unwrap();
-            let ratio = geometry(&source, rows).data_bytes() as f64 / payload.len() as f64;
+            let ratio = geometry(&source, rows, cols).data_bytes() as f64 / payload.len() as f64;
             assert!(ratio <= limit, "{} {rows}x{cols}: {ratio:.3}", dtype.name());
         }
     }
@@ -423,14 +423,14 @@ fn of_entries_for_one_weight_the_last_counts() {
 
 #[test]
 fn a_bad_payload_is_an_error() {
-    let place = Place {
+    let origin = Origin {
         first: 0,
-        lead: Amount::default(),
+        before: Amount::default(),
     };
     let short = Source::open(Dtype::Q8Row, &[0; 40], 2, 32).unwrap();
     let mut out = [0; 64];
-    assert!(short.codes(place, 0..2, &mut out).is_err());
-    assert!(short.records(place, 0..1, &mut out[..2]).is_err());
+    assert!(short.codes(origin, 0..2, &mut out).is_err());
+    assert!(short.records(origin, 0..1, &mut out[..2]).is_err());
     for dtype in [Dtype::Vbit, Dtype::VbitRo, Dtype::Q1s, Dtype::Q1t] {
         let good = payload(dtype, 7, 96);
         for len in 0..good.len() {
@@ -449,9 +449,9 @@ fn a_bad_payload_is_an_error() {
                 let Ok(opened) = Source::open(dtype, &bad, 7, 96) else {
                     continue;
                 };
-                let mut codes = vec![0; opened.code_bytes(place, &(0..7))];
-                if opened.codes(place, 0..7, &mut codes).is_ok() {
-                    let geometry = geometry(&opened, 7);
+                let mut codes = vec![0; opened.code_bytes(origin, &(0..7))];
+                if opened.codes(origin, 0..7, &mut codes).is_ok() {
+                    let geometry = geometry(&opened, 7, 96);
                     let (_, scales) = repack(&opened, &geometry);
                     assert_eq!(scales.len(), geometry.scale_bytes());
                 }
@@ -461,7 +461,7 @@ fn a_bad_payload_is_an_error() {
     let mut bad = payload(Dtype::Q1t, 1, 32);
     bad[3] = 243;
     let opened = Source::open(Dtype::Q1t, &bad, 1, 32).unwrap();
-    let err = opened.codes(place, 0..1, &mut out[..8]).unwrap_err();
+    let err = opened.codes(origin, 0..1, &mut out[..8]).unwrap_err();
     assert!(
         err.message.contains("row 0, group 0") && err.message.contains("243"),
         "{err}"
@@ -469,7 +469,7 @@ fn a_bad_payload_is_an_error() {
     let mut bad = payload(Dtype::Q4tp, 1, 32);
     bad[16..18].copy_from_slice(&f16::NAN.to_le_bytes());
     let opened = Source::open(Dtype::Q4tp, &bad, 1, 32).unwrap();
-    let err = opened.records(place, 0..1, &mut out[..8]).unwrap_err();
+    let err = opened.records(origin, 0..1, &mut out[..8]).unwrap_err();
     assert!(
         err.kind == crate::error::Kind::NonFinite && err.message.contains("row 0"),
         "{err}"

@@ -1,6 +1,6 @@
 //! Rigs of the matrix products: matvec and matmul, plain, added to the residual stream, or gated.
 
-use super::random::{padded, words};
+use super::random::{operands, padded, words};
 use super::{CTL, Maker};
 use crate::container::{TensorId, Tensors};
 use crate::error::Result;
@@ -202,7 +202,7 @@ impl Maker {
             } else {
                 wide
             };
-            let mut values = padded(&mut self.random, n, spec.cols, units * 32, 1.0);
+            let mut values = operands(&mut self.random, n, spec.cols, units * 32);
             // A single sum must not happen to be next to nothing: its relative error would be anything. So none of its
             // terms is negative.
             for column in values.chunks_exact_mut(units * 32) {

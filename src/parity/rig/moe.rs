@@ -1,6 +1,6 @@
 //! Rigs of mixtures of experts: one bank, and for each kernel what the ones before it would have left.
 
-use super::random::{Random, padded, words};
+use super::random::{Random, operands, padded, words};
 use super::{CTL, Maker};
 use crate::container::Tensors;
 use crate::error::Result;
@@ -197,7 +197,7 @@ impl MoeRig<'_> {
             let inputs = vec![
                 (self.table, self.table(&mut maker.random)),
                 (router, self.columns_of_logits(maker, columns)),
-                (x, padded(&mut maker.random, n, spec.cols, units * 32, 1.0)),
+                (x, operands(&mut maker.random, n, spec.cols, units * 32)),
                 (squares, all),
             ];
             maker.round(0, columns, inputs);
@@ -251,7 +251,7 @@ impl MoeRig<'_> {
             let inputs = vec![
                 (self.table, self.table(&mut maker.random)),
                 (router, self.columns_of_logits(maker, columns)),
-                (x, padded(&mut maker.random, n, spec.cols, units * 32, 1.0)),
+                (x, operands(&mut maker.random, n, spec.cols, units * 32)),
                 (squares, all),
                 (y, gates),
             ];
@@ -304,7 +304,7 @@ impl MoeRig<'_> {
                 }
             }
             let mut activations = vec![0; x_at * 32];
-            activations.extend(padded(&mut maker.random, n * spec.top_k, spec.cols, units * 32, 1.0));
+            activations.extend(operands(&mut maker.random, n * spec.top_k, spec.cols, units * 32));
             let stream = padded(&mut maker.random, n, spec.outputs, len, 1.0);
             maker.round(0, columns, vec![(router, routes), (x, activations), (h, stream)]);
         }
@@ -455,7 +455,7 @@ impl MoeRig<'_> {
             tasks.resize(3 * self.tiles(), 0);
             tasks.extend(listed);
             let count = columns as usize * spec.top_k / x_entries;
-            let activations = padded(&mut maker.random, count, spec.cols, units * 32, 1.0);
+            let activations = operands(&mut maker.random, count, spec.cols, units * 32);
             let mut inputs = vec![(self.table, table), (lists, tasks), (x, activations)];
             if spec.part == MoePart::MatmulUp {
                 let count = columns as usize * spec.top_k;

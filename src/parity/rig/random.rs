@@ -158,10 +158,19 @@ pub(super) fn words(floats: &[f32]) -> Vec<u32> {
 
 /// Columns of `len` values, each padded with zeros to `stride`.
 pub(super) fn padded(random: &mut Random, columns: usize, len: usize, stride: usize, amplitude: f32) -> Vec<u32> {
+    followed(random, columns, len, stride, amplitude, 0.0)
+}
+
+/// Columns of `len` values that weights meet, each followed up to `stride` by what another layer left there.
+pub(super) fn operands(random: &mut Random, columns: usize, len: usize, stride: usize) -> Vec<u32> {
+    followed(random, columns, len, stride, 1.0, 7.0)
+}
+
+fn followed(random: &mut Random, columns: usize, len: usize, stride: usize, amplitude: f32, behind: f32) -> Vec<u32> {
     let mut all = Vec::new();
     for _ in 0..columns {
         all.extend(random.words(len, amplitude));
-        all.resize(all.len() + stride - len, 0);
+        all.resize(all.len() + stride - len, behind.to_bits());
     }
     all
 }
