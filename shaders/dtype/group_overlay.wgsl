@@ -1,7 +1,7 @@
 // Units with an f16 scale each, and values that replace single weights. A row's record is where its overlay entries begin
 // in `scales`, and its halves, padded to whole words; the entries end where those of the next record begin. An entry is a
 // column and, in the upper half, an f16; a row's entries ascend by column. Behind those of the last row of a part there may be
-// some that change nothing, but not in a table of embeddings, where entries are searched for.
+// room for more, but not in a table of embeddings, where entries are searched for.
 const HAS_OVERLAY: bool = true;
 struct Row { code: u32, record: u32 }
 
@@ -17,12 +17,12 @@ fn overlay_range(row: Row) -> vec2<u32> {
     return vec2<u32>(scales[row.record], scales[row.record + record_words()]);
 }
 
+fn overlay_ends(entry: u32) -> bool { return (scales[entry] >> 16u) == NO_VALUE; }
 fn overlay_col(entry: u32) -> u32 { return scales[entry] & 0xffffu; }
 fn overlay_value(entry: u32) -> f32 { return half(scales[entry] >> 16u); }
 
 // What an entry adds to the weight that the code says.
 fn overlay_change(row: Row, entry: u32) -> f32 {
     let col = overlay_col(entry);
-    let change = overlay_value(entry) - code_of(row, col) * unit_scale(row, col >> 5u);
-    return select(change, 0.0, (scales[entry] >> 16u) == NO_VALUE);
+    return overlay_value(entry) - code_of(row, col) * unit_scale(row, col >> 5u);
 }

@@ -53,6 +53,7 @@ fn overlay_row(sums: Four, row: Row, one: vec4<f32>, base: u32) -> Four {
     let range = overlay_range(row);
     var v = sums;
     for (var entry = range.x; entry < range.y; entry += 1u) {
+        if (overlay_ends(entry)) { break; }
         let col = overlay_col(entry);
         let i = base + (col >> 2u);
         let k = col & 3u;

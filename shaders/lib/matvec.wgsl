@@ -60,6 +60,7 @@ fn lane_overlay(row: Row, logical: u32, base: u32) -> Eight {
     let stride = params.units * 8u;
     var acc = Eight();
     for (var entry = range.x + logical; entry < range.y; entry += LOGICAL_LANES) {
+        if (overlay_ends(entry)) { break; }
         let col = overlay_col(entry);
         let change = overlay_change(row, entry);
         let i = base + (col >> 2u);

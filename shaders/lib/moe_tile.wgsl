@@ -28,6 +28,7 @@ fn overlay_tile(sums: Tile, row: Row, one: vec4<f32>, at: Starts) -> Tile {
     let range = overlay_range(row);
     var t = sums;
     for (var entry = range.x; entry < range.y; entry += 1u) {
+        if (overlay_ends(entry)) { break; }
         let col = overlay_col(entry);
         let i = col >> 2u;
         let k = col & 3u;
