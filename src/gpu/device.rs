@@ -176,6 +176,7 @@ pub struct Device {
     options: DeviceOptions,
     team: Team,
     half_native: bool,
+    steps_of_loops: Option<u32>,
     limits: wgpu::Limits,
     fate: Arc<Fate>,
     layouts: Mutex<HashMap<Kernel, Arc<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>>>,
@@ -186,7 +187,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens an adapter and tests it: how it decodes halves, and how subgroups lie in a workgroup.
+    /// Opens an adapter and tests it: how it decodes halves, how long its loops run, and how subgroups lie in a workgroup.
     ///
     /// Errors: `DeviceError` when the driver refuses, or when the adapter's limits are below what kernels need.
     pub fn open(adapter: &Adapter, options: DeviceOptions) -> Result<Device> {
@@ -262,6 +263,7 @@ impl Device {
             options,
             team: Team::Tree,
             half_native: false,
+            steps_of_loops: None,
             limits,
             fate,
             layouts: Mutex::default(),
@@ -270,6 +272,7 @@ impl Device {
             compile_us: AtomicU64::new(0),
         };
         open.half_native = !options.force_exact_half && probe::halves_are_exact(&open)?;
+        open.steps_of_loops = probe::steps_of_loops(&open)?;
         let subgroups = open.device.features().contains(wgpu::Features::SUBGROUP);
         let size = info.subgroup_min_size;
         // A team is a fixed set of lanes, so the subgroup's size must be one number, and lanes must lie in order.
@@ -278,6 +281,32 @@ impl Device {
             open.team = Team::Subgroup { lanes: size.min(32) };
         }
         Ok(open)
+    }
+
+    /// Whether the kernels of a plan come to their end on this device. Mesa's software Vulkan ends the loops of a thread after
+    /// 65,535 steps in all, done or not; what then comes out is wrong and looks right.
+    ///
+    /// Errors: `DeviceError` for a plan whose context is too long for that.
+    pub(super) fn check_loops(&self, plan: &crate::program::Plan) -> Result<()> {
+        let Some(most) = self.steps_of_loops else {
+            return Ok(());
+        };
+        let longest = plan.loop_steps();
+        if longest > u64::from(most) {
+            bail!(
+                DeviceError,
+                "the driver of {} ends a kernel's loops after {most} steps, and attention over a context of {} positions takes \
+                 {longest}: a smaller --ctx helps",
+                self.name,
+                plan.ctx
+            );
+        }
+        Ok(())
+    }
+
+    /// Steps after which its driver ends the loops of a thread, done or not; `None` for drivers that let them end.
+    pub fn steps_of_loops(&self) -> Option<u32> {
+        self.steps_of_loops
     }
 
     /// How teams are realised on this device.

@@ -60,6 +60,7 @@ impl GpuExecutor {
         tensors: &dyn Tensors,
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<GpuExecutor> {
+        device.check_loops(&plan)?;
         let steps = plan.planned().iter().flat_map(|program| &program.steps);
         let mut variants: Vec<Variant> = Vec::new();
         for variant in steps.map(|step| device.variant(step, plan.kv)) {

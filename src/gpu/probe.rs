@@ -1,4 +1,4 @@
-//! Two questions that only the device itself can answer, asked once when it is opened.
+//! Questions that only the device itself can answer, asked once when it is opened.
 
 use super::device::Device;
 use super::memory::buffer;
@@ -28,6 +28,15 @@ pub fn lanes_are_in_order(device: &Device, size: u32) -> Result<bool> {
         let thread = i as u32 % 128;
         word == (thread % size) | (size << 8) | ((thread ^ 1) << 16)
     }))
+}
+
+const STEPS: &str = include_str!("../../shaders/probe/steps.wgsl");
+
+/// Steps after which a thread's loops end, whether they are done or not; `None`: no such end was found in 131,072.
+pub fn steps_of_loops(device: &Device) -> Result<Option<u32>> {
+    let words = 64;
+    let found = run(device, "probe.steps", STEPS, words, 1)?.first().copied();
+    Ok(found.filter(|&steps| u64::from(steps) < words * 2048))
 }
 
 fn run(device: &Device, name: &str, text: &str, words: u64, groups: u32) -> Result<Vec<u32>> {

@@ -90,6 +90,24 @@ impl Plan {
         reads
     }
 
+    /// Steps that the loops of a thread take at most, of the kernels where that grows with the context: attention of a chunk
+    /// goes over its keys once and over its weights twice in blocks of 64, see `shaders/lib/attention_chunk.wgsl`.
+    pub fn loop_steps(&self) -> u64 {
+        let steps = self.programs.iter().flat_map(|program| &program.steps);
+        let of_step = |step: &Step| {
+            let (Op::AttnChunk(p) | Op::AttnChunkSome(p)) = &step.op else {
+                return 0;
+            };
+            let seen = match p.window {
+                0 => self.ctx,
+                window => self.ctx.min(window.saturating_add(CHUNK_COLUMNS + 64)),
+            };
+            // Each loop takes a step to find that it is done.
+            u64::from(seen.div_ceil(64)) * (u64::from(p.head_vectors) + 2 * 64 + 4)
+        };
+        steps.map(of_step).max().unwrap_or(0)
+    }
+
     /// What the plan takes, and what its programs cost.
     pub fn cost(&self) -> Cost {
         let steps = || self.programs.iter().flat_map(|program| &program.steps);

@@ -1,11 +1,14 @@
 //! What is large: inputs beyond the range of a half, and tensors beyond what a device binds.
 
+use cmf_gpu::Kind;
 use cmf_gpu::container::{Arch, TensorId, TensorInfo, Tensors};
 use cmf_gpu::dtype::{Dtype, Size};
+use cmf_gpu::gpu::GpuExecutor;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::bind;
 use cmf_gpu::parity;
 use cmf_gpu::program::{ExpertOptions, Plan, PlanOptions, plan};
+use std::sync::Arc;
 
 /// Residual streams reach millions; whatever is staged as a half on the way becomes infinite.
 #[test]
@@ -151,4 +154,43 @@ fn rows_too_long_for_a_binding_are_refused_by_name() {
     assert_eq!(err.kind, cmf_gpu::Kind::OutOfMemory, "{err}");
     let said = ["32 rows of layer.00.ffn.down", "2097152 bytes"];
     assert!(said.iter().all(|part| err.message.contains(part)), "{err}");
+}
+
+/// Drivers that end loops early are found out, and contexts too long for them are refused before anything is made.
+#[test]
+fn a_context_too_long_for_the_drivers_loops_is_refused() {
+    let device = crate::device();
+    let (container, _guard) = crate::golden("qwen3", Dtype::F16);
+    let model = bind(&container.header().arch, &*container).unwrap();
+    let open = |ctx: u32| {
+        let options = PlanOptions {
+            ctx,
+            chunk: 8,
+            kv: Kv::F16,
+            max_binding: device.max_binding(),
+            all_logits: false,
+            drafts: 0,
+            experts: ExpertOptions::default(),
+        };
+        let plan = Arc::new(plan(&model, &*container, &options).unwrap());
+        let steps = plan.loop_steps();
+        let made = GpuExecutor::new(device.clone(), plan, &*container, &mut |_, _| Ok(()));
+        (steps, made.map(|_| ()))
+    };
+    let mut refused = 0;
+    for ctx in [4096, 16_384, 32_768, 65_536] {
+        let (steps, made) = open(ctx);
+        match device.steps_of_loops() {
+            Some(most) if steps > u64::from(most) => {
+                let err = made.unwrap_err();
+                assert!(err.kind == Kind::DeviceError && err.message.contains("--ctx"), "{err}");
+                refused += 1;
+            }
+            _ => made.unwrap(),
+        }
+    }
+    // Mesa's ends them after 65,535; SwiftShader's does not.
+    let is_mesa = device.name.contains("llvmpipe");
+    assert_eq!(device.steps_of_loops(), is_mesa.then_some(65_535), "{}", device.name);
+    assert_eq!(refused != 0, is_mesa);
 }
