@@ -3,6 +3,7 @@
 use super::masking::{Part, Shared};
 use super::place::{Masked, Place, Side};
 use super::walk::{Mode, Source, Walk};
+use super::weights::may_follow;
 use super::{ATTENTION_BLOCK, Bind, Fill, Stacking, VectorId};
 use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
@@ -155,13 +156,16 @@ impl Walk<'_> {
             if !first.is_multiple_of(4) {
                 bail!(
                     UnsupportedModel,
-                    "{label}: output {first} of {total} comes from a weight of another type, wanted a multiple of 4"
+                    "{label}: output {first} of {total} comes from a weight that cannot be stacked, wanted a multiple of 4"
                 );
             }
             // A kernel tells three stacked tensors apart, where their scales are by column.
             let most = if planes.has_column_scales() { 3 } else { rest.len() };
             let mut same = 1;
-            while same < rest.len().min(most) && self.b.planes(rest[same].weight)? == planes {
+            let mut rows = head.rows;
+            while same < rest.len().min(most) && self.b.planes(rest[same].weight)? == planes && may_follow(planes, rows)
+            {
+                rows += rest[same].rows;
                 same += 1;
             }
             let (stacked, others) = rest.split_at(same);
@@ -172,7 +176,7 @@ impl Walk<'_> {
             let norm = self.decode_norm();
             self.matvec(from, self.decode.x, norm, (self.decode.qkv, stride), label);
             self.matmul(from, self.prefill.x, self.prefill.qkv, stride, label);
-            first += stacked.iter().map(|linear| linear.rows).sum::<usize>();
+            first += rows;
             rest = others;
         }
         Ok(stride)

@@ -9,10 +9,11 @@ use super::build::Builder;
 use super::masking::{Content, Part};
 use super::place::{Masked, Place};
 use super::walk::{DecodeNorm, Mode, Source, Walk};
+use super::weights::may_follow;
 use super::{Bind, BufferId, Fill, Matrix, MatrixId, Paged, Piece, Routed, Stacking, Table, VectorId};
 use crate::error::{Result, bail};
 use crate::kernel::{self, Op};
-use crate::model::{Activation, FeedForward, Layer, Model, Moe};
+use crate::model::{Activation, FeedForward, Layer, Linear, Model, Moe};
 
 /// Experts and experts a token takes that the kernels have room for; see `shaders/lib/route.wgsl`.
 const MAX_EXPERTS: usize = 512;
@@ -57,6 +58,12 @@ struct Layout {
     tiles: usize,
 }
 
+/// Whether the shared expert's weight is the last output of the router's matrix.
+fn is_behind_router(b: &Builder, moe: &Moe, gate: &Linear) -> Result<bool> {
+    let planes = b.planes(moe.router.weight)?;
+    Ok(b.planes(gate.weight)? == planes && may_follow(planes, moe.experts.len()))
+}
+
 impl Layout {
     fn of(b: &Builder, moe: &Moe) -> Result<Layout> {
         let experts = moe.experts.len();
@@ -70,7 +77,7 @@ impl Layout {
         let gate = match &moe.shared_gate {
             None => None,
             // Behind the logits in one matrix, or in a vector of its own.
-            Some(gate) if b.planes(gate.weight)? == b.planes(moe.router.weight)? => Some(experts),
+            Some(gate) if is_behind_router(b, moe, gate)? => Some(experts),
             Some(_) => Some(experts.next_multiple_of(4)),
         };
         let chunk = b.options.chunk as usize;
@@ -319,11 +326,7 @@ impl Walk<'_> {
         let mut parts = vec![moe.router.weight];
         let mut alone = None;
         match (&moe.shared_gate, layout.gate) {
-            (Some(gate), Some(at))
-                if at == moe.experts.len() && self.b.planes(gate.weight)? == self.b.planes(moe.router.weight)? =>
-            {
-                parts.push(gate.weight)
-            }
+            (Some(gate), _) if is_behind_router(&self.b, moe, gate)? => parts.push(gate.weight),
             (Some(gate), Some(at)) => alone = Some((gate.weight, at as u32)),
             _ => {}
         }

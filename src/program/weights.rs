@@ -16,6 +16,12 @@ pub(super) fn planes(tensors: &dyn Tensors, tensor: TensorId) -> Result<Planes> 
     Planes::of(info.dtype, info.rows_cols().1).map_err(|err| err.context(format!("tensor '{}'", info.name)))
 }
 
+/// Whether rows of another tensor can be stacked behind so many: where scales are by column, kernels take those of one tensor
+/// for four rows.
+pub(super) fn may_follow(planes: Planes, rows: usize) -> bool {
+    !planes.has_column_scales() || rows.is_multiple_of(4)
+}
+
 impl Matrix {
     /// Whether both hold the same rows in the same places.
     pub(super) fn is_same(&self, other: &Matrix) -> bool {
@@ -32,7 +38,7 @@ impl Matrix {
     /// Stacks tensors of one device layout and width, in segments of at most `max_binding` bytes a plane. Both
     /// tensors of a pair are cut at the same rows.
     ///
-    /// Errors: `UnsupportedTensorType` for a type without kernels, `OutOfMemory` when not even 32 rows fit, and what the
+    /// Errors: `UnsupportedTensorType` for a type without kernels and for tensors that cannot follow others, `OutOfMemory` when not even 32 rows fit, and what the
     /// payloads have wrong with them where rows vary.
     pub fn stack(
         label: String,
@@ -49,6 +55,17 @@ impl Matrix {
             Stacking::Pair => shapes[0].0,
             Stacking::Halves => shapes[0].0 / 2,
         };
+        let mut before = 0;
+        for (rows, _) in &shapes {
+            if stacking == Stacking::Rows && !may_follow(planes, before) {
+                bail!(
+                    UnsupportedTensorType,
+                    "{label}: {} weights behind {before} rows of others, wanted a multiple of 4",
+                    planes.name()
+                );
+            }
+            before += rows;
+        }
         // Only families whose rows vary make the plan look at what tensors hold.
         let sources = match planes.varies() {
             true => sources(planes, parts, tensors)?,
@@ -210,5 +227,29 @@ impl Vector {
         }
         values.resize(self.padded_len(), 0.0);
         Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::container::MemoryTensors;
+    use crate::dtype::Dtype;
+    use crate::error::Kind;
+
+    #[test]
+    fn column_scales_of_two_tensors_do_not_meet_in_four_rows() {
+        let bytes = |rows: usize| vec![0; rows * 32 + rows * 2 + 64];
+        let tensor = |rows: usize| (format!("of {rows}"), Dtype::Q82f, vec![rows as u64, 32], bytes(rows));
+        let tensors = MemoryTensors::new([8, 6, 4].map(tensor)).unwrap();
+        let stack = |parts: &[TensorId]| Matrix::stack("m".into(), parts, Stacking::Rows, &tensors, 1 << 20);
+        assert!(stack(&[0, 1]).is_ok() && stack(&[2, 0, 1]).is_ok());
+        for parts in [&[1, 0][..], &[0, 1, 2]] {
+            let err = stack(parts).unwrap_err();
+            assert!(
+                err.kind == Kind::UnsupportedTensorType && err.message.contains("multiple of 4"),
+                "{err}"
+            );
+        }
     }
 }

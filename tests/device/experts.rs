@@ -424,3 +424,36 @@ fn quantised_experts_agree_with_the_reference_step_by_step() {
     });
     programs_agree(&golden, tensors);
 }
+
+/// Column scales of the shared expert's weight, which is a tensor of its own, behind a router of 3, 4 or 5 outputs.
+#[test]
+fn a_router_of_any_height_shares_no_column_scales() {
+    let golden = golden("qwen2_moe");
+    for left in [3, 4, 5] {
+        let tensors = changed(&golden, |name, dtype, shape, bytes| {
+            let expert = name.split_once("experts.").and_then(|(_, rest)| rest.split('.').next());
+            if expert.is_some_and(|number| number.parse::<u32>().unwrap() >= left) {
+                return None;
+            }
+            let is_router = name.ends_with("mlp.gate.weight");
+            let rows = if is_router { u64::from(left) } else { shape[0] };
+            if !is_router && !name.ends_with("shared_expert_gate.weight") {
+                return same(dtype, shape, bytes);
+            }
+            let len = (rows * shape[1]) as usize * 2;
+            recoded(Dtype::Q82f, dtype, &[rows, shape[1]], &bytes[..len])
+        });
+        let tokens = prompt("qwen2_moe", 2);
+        let device = crate::device();
+        let plan = plan_of(&golden, &*tensors, &options(device.max_binding()));
+        let on_device = GpuExecutor::new(device, plan.clone(), &*tensors, &mut |_, _| Ok(())).unwrap();
+        let on_host = HostExecutor::new(plan.clone(), tensors).unwrap();
+        let executors: [Box<dyn Executor>; 2] = [Box::new(on_device), Box::new(on_host)];
+        let [found, wanted] = executors.map(|executor| {
+            let mut session = Session::new(plan.clone(), executor);
+            crate::masks::logits(&mut session, &tokens, 20)
+        });
+        let apart = crate::masks::apart(&found, &wanted);
+        assert!(apart < 1e-5, "{left} experts: {apart:e} apart");
+    }
+}
