@@ -8,7 +8,7 @@ mod place;
 mod task;
 
 pub use overlay::{Route, incomparable, overlaid, routable};
-pub use place::{LoadProgress, Placed, Placement, Planned, check_budget, open_device, planned};
+pub use place::{AUTO_DRAFTS, LoadProgress, Placed, Placement, Planned, check_budget, open_device, planned};
 pub use task::task_with;
 
 use crate::container::{Container, Header};
@@ -70,7 +70,8 @@ pub struct Engine {
     /// What is to be said with the next answer.
     unsaid: Vec<String>,
     tokenizer: Option<Tokenizer>,
-    template: ChatTemplate,
+    /// What is wrong with it matters to conversations only.
+    template: Result<ChatTemplate>,
     special_tokens: Map<String, Value>,
     stops: Vec<u32>,
     defaults: Sampling,
@@ -115,8 +116,8 @@ impl Engine {
         let tokenizer = container.tokenizer_json().map(Tokenizer::from_json).transpose()?;
         let config = &header.tokenizer_config;
         let template = match &config.chat_template {
-            Some(source) => ChatTemplate::new(source)?,
-            None => ChatTemplate::chatml()?,
+            Some(source) => ChatTemplate::new(source),
+            None => ChatTemplate::chatml(),
         };
         let eos = config.eos_token_ids.first().copied();
         let special_tokens = match &tokenizer {
@@ -203,10 +204,15 @@ impl Engine {
         }
     }
 
+    /// The template of conversations. Errors: `Template` when there is something wrong with the file's.
+    pub fn template(&self) -> Result<&ChatTemplate> {
+        self.template.as_ref().map_err(Clone::clone)
+    }
+
     /// The prompt that the model's template makes of a conversation: text and tokens. Special tokens in what users wrote
     /// stay ordinary text.
     pub fn render(&self, messages: &[Value], kwargs: &Map<String, Value>) -> Result<(String, Vec<u32>)> {
-        let tokenizer = self.tokenizer()?;
+        let (tokenizer, template) = (self.tokenizer()?, self.template()?);
         let options = RenderOptions {
             add_generation_prompt: true,
             special_tokens: self.special_tokens.clone(),
@@ -214,8 +220,8 @@ impl Engine {
             ..RenderOptions::default()
         };
         let guarded = text::guard_messages(tokenizer, messages)?;
-        let tokens = tokenizer.encode_guarded(&self.template.render(&guarded, &options)?)?;
-        Ok((self.template.render(messages, &options)?, tokens))
+        let tokens = tokenizer.encode_guarded(&template.render(&guarded, &options)?)?;
+        Ok((template.render(messages, &options)?, tokens))
     }
 
     /// Answers a conversation, each message an object with `role` and `content`. What it shares with the conversation before

@@ -150,14 +150,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if path.is_none() && options.overlay != Overlay::Backbone {
         return Err(usage("skills are a MODEL's, and there is none"));
     }
-    // One token before what is generated, and one that is under way at the end.
-    let wanted = args.n_prompt.max(args.n_gen.saturating_add(2));
-    let wanted = u32::try_from(wanted).map_err(|_| {
-        usage(format!(
-            "-p {}, -n {}: {wanted} tokens are too many",
-            args.n_prompt, args.n_gen
-        ))
-    })?;
+    let wanted = wanted(&args)?;
     options.ctx = options.ctx.or(Some(wanted));
     let container = path.as_deref().map(model::open).transpose()?;
     let trained = container
@@ -251,6 +244,18 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         }
     }
     Ok(Outcome::Done)
+}
+
+/// Positions that a context has to have. Errors: `Usage` for more than there can be.
+fn wanted(args: &Args) -> Result<u32> {
+    // One token before what is generated, and one that is under way at the end.
+    let wanted = args.n_prompt.max(args.n_gen.saturating_add(2));
+    u32::try_from(wanted).map_err(|_| {
+        usage(format!(
+            "-p {}, -n {}: {wanted} tokens are too many",
+            args.n_prompt, args.n_gen
+        ))
+    })
 }
 
 /// Errors: `Usage` when a context is too short for what is to be measured.

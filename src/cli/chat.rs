@@ -77,6 +77,7 @@ impl<'a> Chat<'a> {
         options: AnswerOptions,
     ) -> Result<Chat<'a>> {
         engine.tokenizer()?;
+        engine.template()?;
         Ok(Chat {
             engine,
             system,

@@ -6,7 +6,7 @@ use super::output::{Output, size};
 use super::{Context, Outcome, Result, mask, skill};
 use clap::builder::FalseyValueParser;
 use cmf_gpu::container::{Container, SkillView, TensorInfo, Tensors, hash64};
-use cmf_gpu::engine::{sampling_defaults, stop_tokens};
+use cmf_gpu::engine::{AUTO_DRAFTS, sampling_defaults, stop_tokens};
 use cmf_gpu::error::escape;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::{self, FeedForward, Layer, Model};
@@ -178,17 +178,24 @@ fn plan(model: &Model, tensors: &dyn Tensors, ctx: Option<u32>) -> Result<Plan> 
         Some(0) => trained.unwrap_or(DEFAULT_CTX),
         Some(ctx) => ctx,
     };
-    let options = PlanOptions {
-        ctx,
-        chunk: CHUNK,
-        kv: Kv::F16,
-        // The least that every WebGPU device offers would be less; hardware offers this.
-        max_binding: (1 << 31) - 4,
-        all_logits: false,
-        drafts: 0,
-        experts: ExpertOptions::default(),
+    let with = |drafts: u32| {
+        let options = PlanOptions {
+            ctx,
+            chunk: CHUNK,
+            kv: Kv::F16,
+            // The least that every WebGPU device offers would be less; hardware offers this.
+            max_binding: (1 << 31) - 4,
+            all_logits: false,
+            drafts,
+            experts: ExpertOptions::default(),
+        };
+        program::plan(model, tensors, &options)
     };
-    program::plan(model, tensors, &options)
+    // As `run` does: a draft head that cannot be used is left out.
+    match model.mtp {
+        Some(_) => with(AUTO_DRAFTS).or_else(|_| with(0)),
+        None => with(0),
+    }
 }
 
 fn memory(plan: &Plan) -> Value {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 const CHUNK_HARDWARE: u32 = 256;
 const CHUNK_SOFTWARE: u32 = 64;
 /// Drafts a round when the caller does not say: with the token before them they fill a width of the kernels.
-const AUTO_DRAFTS: u32 = 3;
+pub const AUTO_DRAFTS: u32 = 3;
 
 /// What runs where.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -152,6 +152,9 @@ fn info_shows_what_cannot_be_run_and_says_why() {
     assert_eq!(shards["shards"].as_array().unwrap().len(), 3);
     let mtp = run(&["info", &path("qwen3_mtp-q8-appended.cmf"), "--json"]).json();
     assert!(mtp["mtp"]["num_layers"].as_u64().unwrap() > 0 && mtp["draft_head"] == true);
+    // With its draft head, which `run` uses and `bench` does not.
+    let planned = run(&["bench", "--plan", &path("qwen3_mtp-q8-appended.cmf"), "--json"]).json();
+    assert!(mtp["memory"]["weight_bytes"].as_u64() > planned["weight_bytes"].as_u64());
 }
 
 #[test]

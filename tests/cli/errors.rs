@@ -459,3 +459,31 @@ fn logits_replace_neither_their_input_nor_what_is_no_file() {
     let names = std::fs::read_dir(dir.path()).unwrap().count();
     assert_eq!(names, 2, "no temporary file is left");
 }
+
+/// A template that cannot be read matters to conversations only.
+#[test]
+fn a_broken_template_leaves_texts_and_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    for file in std::fs::read_dir(crate::golden::dir("llama_tied")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), source.join(file.file_name())).unwrap();
+    }
+    let config = source.join("tokenizer_config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    json["chat_template"] = "{% for".into();
+    std::fs::write(&config, json.to_string()).unwrap();
+    let path = dir.path().join("broken.cmf");
+    let path = path.to_str().unwrap();
+    let made = run(&["convert", source.to_str().unwrap(), "-o", path, "-q"]);
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    let short = ["-n", "2", "-c", "64", "--json"];
+    run(&[&["run", path, "-p", "x"], &short[..]].concat()).fails(1, "Template");
+    for prompt in [&["-p", "x", "--raw"][..], &["--prompt-tokens", "1,2"]] {
+        assert_eq!(
+            run(&[&["run", path], prompt, &short].concat()).json()["finish"],
+            "length"
+        );
+    }
+}

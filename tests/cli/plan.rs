@@ -81,3 +81,15 @@ fn plans_say_what_they_are_in_every_form() {
     let fails = run(&["bench", "--synthetic", "llama-8b", "--plan", "--vram-mb", "1000"]);
     assert!(fails.fails(1, "OutOfMemory").contains("--vram-mb"));
 }
+
+/// As many positions as a measurement with the same flags has.
+#[test]
+fn a_plan_has_the_context_of_a_measurement() {
+    for (flags, ctx) in [
+        (&["-p", "32", "-n", "16"][..], 32),
+        (&["-p", "32", "-n", "128"], 130),
+        (&["-c", "4096"], 4096),
+    ] {
+        assert_eq!(plan("llama-8b", flags)["ctx"], ctx, "{flags:?}");
+    }
+}

@@ -14,6 +14,7 @@ use std::sync::Arc;
 pub(super) fn run(args: &Args, context: &mut Context) -> Result {
     let mut options = args.load.options();
     options.overlay = args.load.overlay.fixed(context)?;
+    options.ctx = options.ctx.or(Some(super::wanted(args)?));
     let told = |arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions| -> Result<Told> {
         let Planned {
             model,
