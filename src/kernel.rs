@@ -68,6 +68,17 @@ const LISTED_LIBS: &[&str] = &[
     "matmul_tile",
 ];
 
+/// Of the decoding kernels that multiply gates and up projections.
+const PAIR_LIBS: &[&str] = &[
+    "vector",
+    "weights",
+    "grid",
+    "canon",
+    "norm_scale",
+    "every_unit",
+    "matvec",
+    "glu",
+];
 /// Of the decoding kernels that choose experts themselves: `moe_glu`, `moe_matvec`.
 const CHOOSING_LIBS: &[&str] = &[
     "vector",
@@ -294,16 +305,7 @@ impl Kernel {
             },
             Kernel::MatvecGlu => &Row {
                 stem: "matvec_glu",
-                libs: &[
-                    "vector",
-                    "weights",
-                    "grid",
-                    "canon",
-                    "norm_scale",
-                    "every_unit",
-                    "matvec",
-                    "glu",
-                ],
+                libs: PAIR_LIBS,
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),
@@ -360,16 +362,7 @@ impl Kernel {
             },
             Kernel::MatvecGluSome => &Row {
                 stem: "matvec_glu_some",
-                libs: &[
-                    "vector",
-                    "weights",
-                    "grid",
-                    "canon",
-                    "norm_scale",
-                    "every_unit",
-                    "matvec",
-                    "glu",
-                ],
+                libs: PAIR_LIBS,
                 bindings: &[
                     ("codes", Read),
                     ("scales", Read),

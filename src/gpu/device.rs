@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Size of one step's slot in the parameter buffer: the largest offset alignment that WebGPU allows a device to ask for.
-pub const PARAMS_SLOT: u64 = 256;
 /// No binding is larger than this, whatever the device offers: WGSL indexes with 32 bits.
 pub const MAX_BINDING: u64 = (1 << 31) - 4;
 

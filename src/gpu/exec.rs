@@ -1,6 +1,6 @@
 //! Performs a plan on a device: every buffer, bind group and grid is made once; a token is one pass and one submit.
 
-use super::device::{Device, PARAMS_SLOT};
+use super::device::Device;
 use super::memory::{self, Ring, SegmentBuffer};
 use super::pager::Pager;
 use super::probe::read_words;
@@ -8,7 +8,8 @@ use crate::container::{TensorId, Tensors};
 use crate::error::{Result, bail};
 use crate::kernel::Variant;
 use crate::program::{
-    ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, KvRead, Pause, Plan, Program, Ticket, Which,
+    ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, KvRead, PARAMS_SLOT, Pause, Plan, Program,
+    Ticket, Which,
 };
 use crate::shader::GRID_WIDTH;
 use std::collections::VecDeque;
@@ -150,7 +151,7 @@ impl GpuExecutor {
         counters.upload_bytes = uploaded;
         counters.pipelines_compiled = pipelines;
         counters.pipeline_us = (ms * 1000.0) as u64;
-        counters.gpu_bytes += plan.weight_bytes() + plan.buffer_bytes();
+        counters.gpu_bytes = plan.weight_bytes() + plan.buffer_bytes();
         (executor.matrices, executor.vectors) = (matrices, vectors);
         Ok(executor)
     }
@@ -274,7 +275,6 @@ impl GpuExecutor {
         self.device.queue.write_buffer(&params, 0, &contents);
         self.counters.bind_groups_created += steps.len() as u64;
         self.counters.buffers_created += 1;
-        self.counters.gpu_bytes += bytes;
         Ok(steps)
     }
 

@@ -33,6 +33,8 @@ use std::sync::Arc;
 
 /// Positions of one attention block; a test holds it to `shaders/lib/attention.wgsl`.
 pub const ATTENTION_BLOCK: u32 = 64;
+/// Bytes of a step's parameters with what follows them: the largest offset alignment that WebGPU allows a device to ask for.
+pub const PARAMS_SLOT: u64 = 256;
 
 /// Index into [`Plan::buffers`].
 pub type BufferId = usize;
@@ -514,9 +516,11 @@ impl Plan {
         matrices.sum::<u64>() + vectors.sum::<u64>()
     }
 
-    /// Bytes of all buffers on the device.
+    /// Bytes of all buffers on the device, those of the steps' parameters among them.
     pub fn buffer_bytes(&self) -> u64 {
-        self.buffers.iter().map(|buffer| buffer.bytes).sum()
+        let buffers: u64 = self.buffers.iter().map(|buffer| buffer.bytes).sum();
+        let steps: usize = self.planned().iter().map(|program| program.steps.len()).sum();
+        buffers + steps as u64 * PARAMS_SLOT
     }
 
     /// Bytes of weights that one run of a program with one column, or a round with all its drafts, reads: whole matrices, one row

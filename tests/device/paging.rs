@@ -280,6 +280,7 @@ fn larger_than_the_memory_allowed(shape: &Shape, tensors: Arc<dyn Tensors>, expe
     let limit = needs(&whole) / (1 << 20) - 2;
     let mut paged = placed(&tensors, shape, Some(limit)).unwrap();
     assert!(needs(&paged) <= limit << 20, "{}", needs(&paged));
+    assert_eq!(paged.session.counters().gpu_bytes, needs(&paged));
     // As many as fit: one more in each layer would not.
     assert!(needs(&paged) + 4 * expert > limit << 20);
     let notice = paged.placement.notice.clone().unwrap();

@@ -1,13 +1,14 @@
 //! What is large: inputs beyond the range of a half, and tensors beyond what a device binds.
 
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Arch, TensorId, TensorInfo, Tensors};
+use cmf_gpu::container::{Arch, Container, TensorId, TensorInfo, Tensors};
 use cmf_gpu::dtype::{Dtype, Size};
 use cmf_gpu::gpu::GpuExecutor;
+use cmf_gpu::host::HostExecutor;
 use cmf_gpu::kernel::Kv;
 use cmf_gpu::model::bind;
 use cmf_gpu::parity;
-use cmf_gpu::program::{ExpertOptions, Plan, PlanOptions, plan};
+use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which, plan};
 use std::sync::Arc;
 
 /// Residual streams reach millions; whatever is staged as a half on the way becomes infinite.
@@ -156,41 +157,89 @@ fn rows_too_long_for_a_binding_are_refused_by_name() {
     assert!(said.iter().all(|part| err.message.contains(part)), "{err}");
 }
 
+/// A plan of a small network whose chunks attend over so many positions.
+fn long(ctx: u32) -> (Arc<Container>, Arc<Plan>) {
+    let (container, _guard) = crate::golden("qwen3", Dtype::F16);
+    let options = PlanOptions {
+        ctx,
+        chunk: 8,
+        kv: Kv::F32,
+        max_binding: crate::device().max_binding(),
+        all_logits: false,
+        drafts: 0,
+        experts: ExpertOptions::default(),
+    };
+    let plan = crate::plan_of(&container, &options);
+    (container, plan)
+}
+
 /// Drivers that end loops early are found out, and contexts too long for them are refused before anything is made.
 #[test]
 fn a_context_too_long_for_the_drivers_loops_is_refused() {
     let device = crate::device();
-    let (container, _guard) = crate::golden("qwen3", Dtype::F16);
-    let model = bind(&container.header().arch, &*container).unwrap();
-    let open = |ctx: u32| {
-        let options = PlanOptions {
-            ctx,
-            chunk: 8,
-            kv: Kv::F16,
-            max_binding: device.max_binding(),
-            all_logits: false,
-            drafts: 0,
-            experts: ExpertOptions::default(),
-        };
-        let plan = Arc::new(plan(&model, &*container, &options).unwrap());
-        let steps = plan.loop_steps();
-        let made = GpuExecutor::new(device.clone(), plan, &*container, &mut |_, _| Ok(()));
-        (steps, made.map(|_| ()))
-    };
-    let mut refused = 0;
-    for ctx in [4096, 16_384, 32_768, 65_536] {
-        let (steps, made) = open(ctx);
-        match device.steps_of_loops() {
-            Some(most) if steps > u64::from(most) => {
-                let err = made.unwrap_err();
-                assert!(err.kind == Kind::DeviceError && err.message.contains("--ctx"), "{err}");
-                refused += 1;
-            }
-            _ => made.unwrap(),
-        }
-    }
-    // Mesa's ends them after 65,535; SwiftShader's does not.
+    // Mesa's ends them after 65,535 steps; SwiftShader's does not.
     let is_mesa = device.name.contains("llvmpipe");
     assert_eq!(device.steps_of_loops(), is_mesa.then_some(65_535), "{}", device.name);
-    assert_eq!(refused != 0, is_mesa);
+    for (ctx, is_long) in [(4096, false), (16_384, false), (32_768, true), (65_536, true)] {
+        let (container, plan) = long(ctx);
+        let made = GpuExecutor::new(device.clone(), plan, &*container, &mut |_, _| Ok(()));
+        match made {
+            Ok(_) => assert!(!is_mesa || !is_long, "{ctx}"),
+            Err(err) => {
+                assert!(err.kind == Kind::DeviceError && err.message.contains("--ctx"), "{err}");
+                assert!(is_mesa && is_long, "{ctx}: {err}");
+            }
+        }
+    }
+}
+
+/// So the plan does not count fewer steps than a chunk's attention takes.
+#[test]
+fn the_longest_context_that_is_not_refused_is_right() {
+    let device = crate::device();
+    let of_block = long(64).1.loop_steps();
+    let most = device.steps_of_loops().unwrap_or(65_535);
+    let ctx = (u64::from(most) / of_block * 64) as u32;
+    let (container, plan) = long(ctx);
+    assert!(plan.loop_steps() <= u64::from(most) && long(ctx + 1).1.loop_steps() > u64::from(most));
+    let on_device = GpuExecutor::new(device, plan.clone(), &*container, &mut |_, _| Ok(())).unwrap();
+    let on_host = HostExecutor::new(plan.clone(), container).unwrap();
+    let executors: [Box<dyn Executor>; 2] = [Box::new(on_device), Box::new(on_host)];
+    let [found, wanted] = executors.map(|mut executor| {
+        // The last block's values are the loudest: without it everything is different.
+        for (i, buffer) in plan.buffers.iter().enumerate() {
+            let is_value = buffer.label.ends_with("v_cache");
+            if is_value || buffer.label.ends_with("k_cache") {
+                let elements = buffer.bytes as u32 / 4;
+                let position = |element: u32| element / 64 % ctx;
+                let value = |element: u32| {
+                    let any = (element.wrapping_mul(0x9E37_79B9) >> 8) as f32 / (1 << 23) as f32 - 1.0;
+                    any * if is_value && position(element) + 64 > ctx {
+                        100.0
+                    } else {
+                        1.0
+                    }
+                };
+                let words: Vec<u32> = (0..elements).map(|element| value(element).to_bits()).collect();
+                executor.write(i, &words).unwrap();
+            }
+        }
+        let ctl = Ctl {
+            pos: ctx - 8,
+            columns: 8,
+            last: ctx,
+            ..Ctl::default()
+        };
+        executor.write(plan.fixed.tokens, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        executor.write(plan.fixed.ctl, bytemuck::cast_slice(&[ctl])).unwrap();
+        let ticket = executor
+            .submit(Which::Prefill, Extent { columns: 8, end: ctx })
+            .unwrap();
+        executor.wait(ticket).unwrap();
+        let stream = *plan.program(Which::Prefill).hidden.last().unwrap();
+        let words = executor.read(stream, 0, 8 * plan.hidden as usize).unwrap();
+        vec![words.into_iter().map(f32::from_bits).collect::<Vec<f32>>()]
+    });
+    let apart = crate::masks::apart(&found, &wanted);
+    assert!(apart < 1e-5, "{ctx} positions: {apart:e} apart");
 }

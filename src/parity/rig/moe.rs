@@ -94,6 +94,16 @@ struct MoeRig<'s> {
     table: BufferId,
 }
 
+/// What kernels read that choose experts themselves.
+#[derive(Clone, Copy)]
+struct Choosing {
+    x: BufferId,
+    squares: BufferId,
+    router: BufferId,
+    /// Where they leave places and weights.
+    routes_at: usize,
+}
+
 impl MoeRig<'_> {
     fn most(&self) -> usize {
         self.spec.columns.iter().copied().max().unwrap_or(1) as usize
@@ -153,15 +163,45 @@ impl MoeRig<'_> {
         all
     }
 
+    /// The buffers that kernels read which choose experts themselves.
+    fn choosing(&self, maker: &mut Maker) -> Choosing {
+        let (spec, most, (_, logits)) = (self.spec, self.most(), self.logits_len());
+        let routes_at = logits * most;
+        Choosing {
+            x: maker.buffer("x", spec.cols.next_multiple_of(32) * most),
+            squares: maker.buffer("squares.in", self.sums() * most),
+            router: maker.buffer("router", routes_at + 2 * spec.top_k * most),
+            routes_at,
+        }
+    }
+
+    /// Sums of squares of a column, padded.
+    fn sums(&self) -> usize {
+        (self.spec.cols.div_ceil(16) * 4).next_multiple_of(32)
+    }
+
+    fn choosing_inputs(&self, maker: &mut Maker, choosing: Choosing, columns: u32) -> Vec<(BufferId, Vec<u32>)> {
+        let (cols, n) = (self.spec.cols, columns as usize);
+        let mut squares = padded(&mut maker.random, n, cols.div_ceil(4), self.sums(), 1.0);
+        squares
+            .iter_mut()
+            .for_each(|word| *word = f32::from_bits(*word).abs().to_bits());
+        vec![
+            (self.table, self.table(&mut maker.random)),
+            (choosing.router, self.columns_of_logits(maker, columns)),
+            (
+                choosing.x,
+                operands(&mut maker.random, n, cols, cols.next_multiple_of(32)),
+            ),
+            (choosing.squares, squares),
+        ]
+    }
+
     fn glu(&mut self, maker: &mut Maker) {
         let spec = self.spec;
         let (units, width) = (spec.cols.div_ceil(32), spec.outputs.next_multiple_of(32));
         let (most, (_, logits)) = (self.most(), self.logits_len());
-        let sums = (spec.cols.div_ceil(16) * 4).next_multiple_of(32);
-        let x = maker.buffer("x", units * 32 * most);
-        let squares = maker.buffer("squares.in", sums * most);
-        let routes_at = logits * most;
-        let router = maker.buffer("router", routes_at + 2 * spec.top_k * most);
+        let choosing = self.choosing(maker);
         let shared_stride = self.shared.next_multiple_of(32);
         let y_at = shared_stride * most;
         let y = maker.buffer("y", y_at + spec.top_k * width * most);
@@ -179,27 +219,19 @@ impl MoeRig<'_> {
                 y_stride: width as u32,
                 shared_stride: shared_stride as u32,
                 stride: logits as u32,
-                routes_at: routes_at as u32,
+                routes_at: choosing.routes_at as u32,
                 square_vectors: spec.cols.div_ceil(16) as u32,
                 inv_cols: 1.0 / spec.cols as f32,
                 eps: 1e-2,
                 gelu: u32::from(spec.gelu),
             });
+            let Choosing { x, squares, router, .. } = choosing;
             let buffers = [x, squares, self.table, router, y].map(Bind::Buffer);
             maker.step(op, [&[Bind::Weight(0, i)], &buffers[..]].concat());
             maker.widen(most as u32);
         }
         for &columns in &spec.columns {
-            let n = columns as usize;
-            let mut all = padded(&mut maker.random, n, spec.cols.div_ceil(4), sums, 1.0);
-            all.iter_mut()
-                .for_each(|word| *word = f32::from_bits(*word).abs().to_bits());
-            let inputs = vec![
-                (self.table, self.table(&mut maker.random)),
-                (router, self.columns_of_logits(maker, columns)),
-                (x, operands(&mut maker.random, n, spec.cols, units * 32)),
-                (squares, all),
-            ];
+            let inputs = self.choosing_inputs(maker, choosing, columns);
             maker.round(0, columns, inputs);
         }
     }
@@ -208,15 +240,11 @@ impl MoeRig<'_> {
         let spec = self.spec;
         let (units, width) = (spec.cols.div_ceil(32), spec.outputs.next_multiple_of(32));
         let (most, (_, logits)) = (self.most(), self.logits_len());
-        let sums = (spec.cols.div_ceil(16) * 4).next_multiple_of(32);
+        let choosing = self.choosing(maker);
         let (placed, slots) = match spec.part {
             MoePart::SharedUp => (1, 0),
             _ => (self.placed, spec.top_k),
         };
-        let x = maker.buffer("x", units * 32 * most);
-        let squares = maker.buffer("squares.in", sums * most);
-        let routes_at = logits * most;
-        let router = maker.buffer("router", routes_at + 2 * spec.top_k * most);
         let y_at = 64;
         let y = maker.buffer("y", y_at + slots.max(1) * width * most);
         for (i, segment) in maker.matrices[0].clone().segments.iter().enumerate() {
@@ -230,31 +258,24 @@ impl MoeRig<'_> {
                 y_at: (y_at / 4) as u32,
                 y_stride: (width / 4) as u32,
                 stride: logits as u32,
-                routes_at: routes_at as u32,
+                routes_at: choosing.routes_at as u32,
                 square_vectors: spec.cols.div_ceil(16) as u32,
                 inv_cols: 1.0 / spec.cols as f32,
                 eps: 1e-2,
                 gated: u32::from(spec.part != MoePart::Gate),
                 gelu: u32::from(spec.gelu),
             });
+            let Choosing { x, squares, router, .. } = choosing;
             let buffers = [x, squares, self.table, router, y].map(Bind::Buffer);
             maker.step(op, [&[Bind::Weight(0, i)], &buffers[..]].concat());
             maker.widen(most as u32);
         }
         for &columns in &spec.columns {
-            let n = columns as usize;
-            let mut all = padded(&mut maker.random, n, spec.cols.div_ceil(4), sums, 1.0);
-            all.iter_mut()
-                .for_each(|word| *word = f32::from_bits(*word).abs().to_bits());
+            let mut inputs = self.choosing_inputs(maker, choosing, columns);
             let mut gates = vec![0; y_at];
-            gates.extend(padded(&mut maker.random, n * slots.max(1), spec.outputs, width, 4.0));
-            let inputs = vec![
-                (self.table, self.table(&mut maker.random)),
-                (router, self.columns_of_logits(maker, columns)),
-                (x, operands(&mut maker.random, n, spec.cols, units * 32)),
-                (squares, all),
-                (y, gates),
-            ];
+            let count = columns as usize * slots.max(1);
+            gates.extend(padded(&mut maker.random, count, spec.outputs, width, 4.0));
+            inputs.push((y, gates));
             maker.round(0, columns, inputs);
         }
     }
