@@ -1,15 +1,10 @@
-//! An application with a GPU device of its own shares it with the engine: load, stream an answer, stop it half-way.
+//! An application shares its own GPU device with the engine: load, stream an answer, and cancel it after 20 seconds.
 //!
 //! `cargo run --release --example embed -- model.cmf "Write a long story."`
 
-use cmf_gpu::engine::Engine;
-use cmf_gpu::gpu::{Device, DeviceOptions, wgpu};
-use cmf_gpu::options::{AnswerOptions, LoadOptions};
-use cmf_gpu::session::Cancel;
-use serde_json::json;
+use cmf_gpu::{AnswerOptions, Cancel, Device, DeviceOptions, Engine, LoadOptions, Message, wgpu};
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: embed MODEL PROMPT".into());
     };
 
-    // The application's own device. It should have the adapter's limits and, where there is one, the feature SUBGROUP.
+    // The application's own device, with the limits of the adapter and, if the adapter has it, the feature SUBGROUP.
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
     let adapter = pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default()))?;
     let (device, queue) = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor {
@@ -33,17 +28,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         eprint!("\rloading: {} %", done * 100 / total.max(1));
         ControlFlow::Continue(())
     };
-    let mut engine = Engine::load_on(Path::new(model), shared, &LoadOptions::default(), &mut progress)?;
-    eprintln!("\n{:?}", engine.placement());
+    let mut engine = Engine::load_on(model, shared, &LoadOptions::default(), &mut progress)?;
+    eprintln!("\n{:?}", engine.device_report());
 
-    // A "Stop" button: any thread may press it.
+    // A "Stop" button: any thread may cancel the answer.
     let cancel = Cancel::new();
     let button = cancel.clone();
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(20));
         button.cancel();
     });
-    let messages = [json!({"role": "user", "content": prompt})];
+    let messages = [Message::user(prompt)];
     let answer = engine.chat(&messages, &AnswerOptions::default(), &cancel, &mut |text| {
         print!("{text}");
         match std::io::stdout().flush() {

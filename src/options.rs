@@ -1,30 +1,50 @@
-//! What a caller may choose when loading a model and asking for an answer, with defaults and units.
+//! Options of loading a model and of answering, with defaults and units.
 
 use crate::error::{Error, Kind, Result, bail};
-use crate::kernel::{Kv, MAX_COLUMNS};
-use crate::sampling::Sampling;
+use crate::op::MAX_WIDTH;
 use std::str::FromStr;
 
-/// Positions planned when the caller does not say, unless the model was trained for fewer.
+pub use crate::model::HeadInput;
+pub use crate::op::Kv;
+pub use crate::sampling::Sampling;
+
+/// The default length of the context in tokens, unless the model was trained for a shorter one.
 pub const DEFAULT_CTX: u32 = 4096;
-/// Most tokens of an answer when the caller does not say.
+/// The default of [`AnswerOptions::max_tokens`].
 pub const DEFAULT_MAX_TOKENS: usize = 512;
+
+/// Adds a setter for each field.
+macro_rules! setters {
+    ($options:ident { $($field:ident: $type:ty),+ $(,)? }) => {
+        impl $options {
+            $(
+                #[doc = concat!("Sets [`", stringify!($options), "::", stringify!($field), "`].")]
+                pub fn $field(mut self, $field: impl Into<$type>) -> Self {
+                    self.$field = $field.into();
+                    self
+                }
+            )+
+        }
+    };
+}
 
 /// Which device runs the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DeviceChoice {
-    /// Hardware if there is any, else a software adapter, else the CPU reference; the placement says which and why.
+    /// A hardware GPU, else a software adapter, else the CPU reference kernels. A [`Notice`](crate::Notice) reports a
+    /// choice other than hardware.
     #[default]
     Auto,
-    /// Hardware, or nothing.
+    /// A hardware GPU.
     Gpu,
-    /// A software adapter, or nothing.
+    /// A software adapter.
     Software,
     /// The CPU reference kernels.
     Cpu,
-    /// The adapter with this number in the list of devices.
+    /// The adapter with this index in the list of devices.
     Index(usize),
-    /// The first adapter whose name contains this, whatever the case.
+    /// The first adapter whose name contains this text, ignoring case.
     Name(String),
 }
 
@@ -37,7 +57,7 @@ impl FromStr for DeviceChoice {
             "gpu" => DeviceChoice::Gpu,
             "software" => DeviceChoice::Software,
             "cpu" => DeviceChoice::Cpu,
-            "" => return Err(Error::new(Kind::Usage, "an empty device name")),
+            "" => return Err(Error::new(Kind::Usage, "the device name is empty")),
             other => match other.parse() {
                 Ok(index) => DeviceChoice::Index(index),
                 Err(_) => DeviceChoice::Name(other.to_string()),
@@ -46,16 +66,17 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Drafting of tokens, which changes how fast an answer comes and never the answer.
+/// Speculative decoding. It changes the speed of an answer and never the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Speculation {
-    /// With the model's draft head, where it has one, as long as that is faster than without.
+    /// With the model's draft head, if it has one, while that is faster than plain decoding.
     #[default]
     Auto,
-    /// None.
+    /// No speculation.
     Off,
-    /// So many drafts a round, 1 to 7: from the model's draft head, else from what followed the same tokens earlier in the
-    /// conversation.
+    /// This number of drafts per step, 1 to 7: from the model's draft head, else from the tokens that followed the same
+    /// tokens earlier in the conversation.
     Drafts(u32),
 }
 
@@ -66,25 +87,25 @@ impl FromStr for Speculation {
         match (text, text.parse()) {
             ("auto", _) => Ok(Speculation::Auto),
             ("off", _) => Ok(Speculation::Off),
-            (_, Ok(drafts)) if (1..MAX_COLUMNS).contains(&drafts) => Ok(Speculation::Drafts(drafts)),
+            (_, Ok(drafts)) if (1..MAX_WIDTH).contains(&drafts) => Ok(Speculation::Drafts(drafts)),
             _ => Err(Error::new(
                 Kind::Usage,
-                format!("wanted auto, off, or 1 to {} drafts, found '{text}'", MAX_COLUMNS - 1),
+                format!("expected auto, off, or 1 to {} drafts, found '{text}'", MAX_WIDTH - 1),
             )),
         }
     }
 }
 
-/// Which task's mask is in force.
+/// Which task's mask is active.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TaskChoice {
-    /// Open: that of the task which the active skill goes with; where there is no such skill, that of the file's default
-    /// task, if there is a mask of that name; else none.
+    /// The task of the active skill; else the file's default task, if it has a mask; else none.
     #[default]
     Default,
-    /// None: the full model.
+    /// No mask: the full model.
     Full,
-    /// The mask of this name.
+    /// The task with this name.
     Named(String),
 }
 
@@ -94,80 +115,67 @@ impl FromStr for TaskChoice {
     fn from_str(text: &str) -> Result<TaskChoice> {
         Ok(match text {
             "none" => TaskChoice::Full,
-            "" => bail!(Usage, "an empty name of a task; none runs the full model"),
+            "" => bail!(Usage, "the name of the task is empty; none runs the full model"),
             name => TaskChoice::Named(name.into()),
         })
     }
 }
 
-/// Which tensors take the place of the backbone's.
+/// Which skills are active: their tensors replace those of the backbone, the model without skills.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub enum Overlay {
-    /// None.
+    /// No skill.
     #[default]
     Backbone,
-    /// Those of the skill with this id.
+    /// The skill with this id.
     Skill(String),
-    /// Σ wᵢ·Tᵢ over these skills, where Tᵢ is the skill's tensor, or the backbone's that it does not replace. The weights are
-    /// not negative and make 1 together, to a thousandth.
+    /// Σ wᵢ·Tᵢ over these skills and weights. Tᵢ is the skill's tensor, or the backbone's if the skill does not replace it.
+    /// The weights are not negative, and their sum is 1 within a thousandth.
     Blend(Vec<(String, f32)>),
 }
 
 impl Overlay {
-    /// The blend that `a:0.25,b:0.75` means. Errors: `Usage`.
+    /// Parses a blend like `a:0.25,b:0.75`. Errors: `Usage`.
     pub fn blend(text: &str) -> Result<Overlay> {
-        let part = |part: &str| -> Result<(String, f32)> {
-            let (id, weight) = part.trim().rsplit_once(':').unwrap_or((part, ""));
+        let weighted = |item: &str| -> Result<(String, f32)> {
+            let (id, weight) = item.trim().rsplit_once(':').unwrap_or((item, ""));
             match weight.parse() {
                 Ok(weight) => Ok((id.to_owned(), weight)),
-                Err(_) => bail!(Usage, "wanted skills and weights like a:0.25,b:0.75, found '{part}'"),
+                Err(_) => bail!(Usage, "expected skills and weights like a:0.25,b:0.75, found '{item}'"),
             }
         };
-        text.split(',').map(part).collect::<Result<_>>().map(Overlay::Blend)
+        text.split(',').map(weighted).collect::<Result<_>>().map(Overlay::Blend)
     }
 }
 
-/// How a model is loaded.
+/// Options of loading a model.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LoadOptions {
-    /// Which device runs it.
+    /// Which device runs the model.
     pub device: DeviceChoice,
-    /// Positions of the context; `None` = 4096 or what the model was trained for, if that is less; 0 = the latter.
+    /// Length of the context in tokens. 0 = the length the model was trained for; `None` = that, but at most 4096.
     pub ctx: Option<u32>,
     /// Type of cached keys and values.
     pub kv: Kv,
-    /// Most device memory to use, in MiB; `None` = what the device has.
+    /// Most device memory to use, in MiB; `None` = no limit.
     pub vram_mb: Option<u64>,
-    /// Compile shaders with bounds checks.
+    /// Compile shaders with bounds checks, for debugging.
     pub checked_shaders: bool,
-    /// Whether logits of every prompt position will be asked for.
+    /// Prepare for reading the logits of every prompt position.
     pub all_logits: bool,
-    /// Drafting of tokens.
+    /// Speculative decoding.
     pub speculation: Speculation,
-    /// The task whose mask is in force.
+    /// Which hidden state a draft head reads, if the file does not specify it. Answers do not depend on it, but how many
+    /// drafts are accepted does.
+    pub draft_input: HeadInput,
+    /// The task whose mask is active.
     pub task: TaskChoice,
-    /// Whether to count how often each expert of a mixture is chosen.
+    /// Count how often each expert of a mixture is chosen.
     pub count_routes: bool,
-    /// The skill that is active, or several of them.
+    /// The active skills.
     pub overlay: Overlay,
-}
-
-impl LoadOptions {
-    /// Positions of the context, for a model that was trained for so many, if its file says so.
-    ///
-    /// Errors: `Usage` for 0 when the file does not say it.
-    pub fn positions(&self, trained: Option<usize>) -> Result<u32> {
-        let trained = trained.map(|positions| u32::try_from(positions).unwrap_or(u32::MAX));
-        match (self.ctx, trained) {
-            (Some(0), Some(trained)) => Ok(trained),
-            (Some(0), None) => bail!(
-                Usage,
-                "the file does not say how long its context is; give a --ctx above 0"
-            ),
-            (Some(ctx), _) => Ok(ctx),
-            (None, trained) => Ok(trained.unwrap_or(DEFAULT_CTX).min(DEFAULT_CTX)),
-        }
-    }
 }
 
 impl Default for LoadOptions {
@@ -180,6 +188,7 @@ impl Default for LoadOptions {
             checked_shaders: false,
             all_logits: false,
             speculation: Speculation::Auto,
+            draft_input: HeadInput::Stream,
             task: TaskChoice::Default,
             count_routes: false,
             overlay: Overlay::Backbone,
@@ -187,18 +196,58 @@ impl Default for LoadOptions {
     }
 }
 
-/// How an answer is made.
+setters!(LoadOptions {
+    device: DeviceChoice,
+    ctx: Option<u32>,
+    kv: Kv,
+    vram_mb: Option<u64>,
+    checked_shaders: bool,
+    all_logits: bool,
+    speculation: Speculation,
+    draft_input: HeadInput,
+    task: TaskChoice,
+    count_routes: bool,
+    overlay: Overlay,
+});
+
+impl LoadOptions {
+    /// Length of the context in tokens. `trained` is the length the model was trained for, if its file has it.
+    ///
+    /// Errors: `Usage` if [`LoadOptions::ctx`] is 0 and the file has no length.
+    pub fn positions(&self, trained: Option<usize>) -> Result<u32> {
+        let trained = trained.map(|positions| u32::try_from(positions).unwrap_or(u32::MAX));
+        match (self.ctx, trained) {
+            (Some(0), Some(trained)) => Ok(trained),
+            (Some(0), None) => bail!(
+                Usage,
+                "the file does not contain the context length it was trained for; expected a context above 0"
+            ),
+            (Some(ctx), _) => Ok(ctx),
+            (None, trained) => Ok(trained.unwrap_or(DEFAULT_CTX).min(DEFAULT_CTX)),
+        }
+    }
+}
+
+/// Options of an answer.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct AnswerOptions {
     /// How tokens are chosen; `None` = the model's own defaults.
     pub sampling: Option<Sampling>,
-    /// Most tokens; `None` = 512.
+    /// Most tokens of the answer; `None` = 512.
     pub max_tokens: Option<usize>,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
-    /// Further variables for the chat template, as in `{"enable_thinking": false}`.
+    /// Further variables for the chat template, such as `{"enable_thinking": false}`.
     pub template_kwargs: serde_json::Map<String, serde_json::Value>,
 }
+
+setters!(AnswerOptions {
+    sampling: Option<Sampling>,
+    max_tokens: Option<usize>,
+    stop: Vec<String>,
+    template_kwargs: serde_json::Map<String, serde_json::Value>,
+});
 
 #[cfg(test)]
 mod tests {

@@ -1,33 +1,34 @@
-//! Which skill a prompt is for: distances of hidden states from affine subspaces, and such subspaces from examples.
+//! Chooses skills for a prompt: the distance of its hidden state from each skill's affine subspace, and the fit of such
+//! subspaces to examples.
 //!
-//! Numbers only: φ, the mean over a prompt's tokens of the hidden state behind a layer, comes from whoever runs the model.
+//! The input is φ: the mean over a prompt's tokens of a layer's output. The engine computes it.
 
-use crate::container::Selection;
 use crate::error::{Result, bail};
+use crate::source::Selection;
 use half::f16;
 
-/// The only metric that there is: E is a squared distance.
+/// The only supported metric: E is a squared distance.
 pub const METRIC: &str = "mse";
-/// Most rounds of the power iteration; directions that are still turning then are as strong as each other.
-const ROUNDS: usize = 64;
-/// How little of a subspace may turn in a round for it to be found.
-const SETTLED: f64 = 1e-10;
-/// Examples whose squared distances are less than this share of their squared lengths differ by rounding.
+/// Most iterations of the power iteration. Directions that have not converged by then have nearly equal variances.
+const ITERATIONS: usize = 64;
+/// The power iteration ends when less than this share of the subspace changes.
+const CONVERGED: f64 = 1e-10;
+/// Examples whose squared distances from the mean are below this share of their squared lengths differ only by rounding.
 const LEAST_SPREAD: f64 = 1e-12;
-/// Directions with less than this share of the variance of the first are noise.
+/// Directions with less than this share of the largest variance are noise.
 const LEAST_VARIANCE: f64 = 1e-9;
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// E = ‖r − BᵀB·r‖² / ‖φ‖² with r = φ − mean: how much of φ the subspace does not explain.
+/// E = ‖r − BᵀB·r‖² / ‖φ‖² with r = φ − mean: the share of φ that the subspace does not explain.
 ///
-/// Errors: `Usage` for φ of another length; `NonFinite` where φ is zero or not finite.
+/// Errors: `Usage` for a φ of the wrong length; `NonFinite` where φ is zero or not finite.
 pub fn energy(selection: &Selection, phi: &[f64]) -> Result<f64> {
     let hidden = selection.mean.len();
     if phi.len() != hidden {
-        bail!(Usage, "φ has {} elements, the selection {hidden}", phi.len());
+        bail!(Usage, "φ: expected {hidden} elements, found {}", phi.len());
     }
     let r: Vec<f64> = phi
         .iter()
@@ -43,15 +44,18 @@ pub fn energy(selection: &Selection, phi: &[f64]) -> Result<f64> {
     }
     let energy = dot(&rest, &rest) / dot(phi, phi);
     if !energy.is_finite() {
-        bail!(NonFinite, "the prompt has no energy: its φ is zero or too large");
+        bail!(
+            NonFinite,
+            "the energy of the prompt is not finite: its φ is zero or too large"
+        );
     }
     Ok(energy)
 }
 
-/// w = softmax(−E/T). Errors: `Usage` for a temperature that is not above 0.
+/// w = softmax(−E/T). Errors: `Usage` unless the temperature T is above 0.
 pub fn weights(energies: &[f64], temperature: f64) -> Result<Vec<f64>> {
     if !(temperature.is_finite() && temperature > 0.0) {
-        bail!(Usage, "a temperature of {temperature}, wanted one above 0");
+        bail!(Usage, "temperature: expected a number above 0, found {temperature}");
     }
     let least = energies.iter().copied().fold(f64::INFINITY, f64::min);
     let terms: Vec<f64> = energies
@@ -62,31 +66,34 @@ pub fn weights(energies: &[f64], temperature: f64) -> Result<Vec<f64>> {
     Ok(terms.iter().map(|term| term / sum).collect())
 }
 
-/// The subspace of examples: their mean, and the at most `rank` directions in which they vary most, an orthonormal basis. All
-/// numbers are those of f16, as files keep them. The same examples give the same subspace.
+/// Fits a subspace to examples: their mean, and an orthonormal basis of the at most `rank` directions in which they vary
+/// most. All numbers are rounded to f16, the type in files. The result is deterministic.
 ///
-/// Errors: `Usage` for fewer than two examples, a rank of 0, or examples that are all the same; `NonFinite` for a mean that f16
-/// cannot hold.
+/// Errors: `Usage` for fewer than two examples, a rank of 0, or equal examples; `NonFinite` if the mean exceeds f16.
 pub fn fit(examples: &[Vec<f64>], phi_layer: usize, rank: usize) -> Result<Selection> {
     let hidden = examples.first().map_or(0, Vec::len);
     if examples.len() < 2 || examples.iter().any(|phi| phi.len() != hidden) {
-        bail!(Usage, "{} examples, wanted at least 2", examples.len());
+        bail!(
+            Usage,
+            "expected at least 2 examples of one length, found {}",
+            examples.len()
+        );
     }
     if rank == 0 {
-        bail!(Usage, "a rank of 0");
+        bail!(Usage, "rank: expected at least 1, found 0");
     }
     let count = examples.len() as f64;
     let column = |i: usize| examples.iter().map(|phi| phi[i]).sum::<f64>() / count;
     let exact: Vec<f64> = (0..hidden).map(column).collect();
     let mean: Vec<f32> = exact.iter().copied().map(rounded).collect();
     if mean.iter().any(|value| !value.is_finite()) {
-        bail!(NonFinite, "the mean of the examples exceeds what f16 holds");
+        bail!(NonFinite, "the mean of the examples exceeds the range of f16");
     }
     let centred = |phi: &Vec<f64>| phi.iter().zip(&exact).map(|(phi, mean)| phi - mean).collect();
     let centred: Vec<Vec<f64>> = examples.iter().map(centred).collect();
     let largest = |rows: &[Vec<f64>]| rows.iter().map(|row| dot(row, row)).fold(0.0, f64::max);
     if largest(&centred) <= largest(examples) * LEAST_SPREAD {
-        bail!(Usage, "the examples are all the same");
+        bail!(Usage, "all examples are equal");
     }
     let basis = principal(&centred, rank.min(examples.len() - 1).min(hidden));
     Ok(Selection {
@@ -102,9 +109,9 @@ fn rounded(value: f64) -> f32 {
     f16::from_f64(value).to_f32()
 }
 
-/// Orthonormal directions, the strongest first: power iteration with a block of vectors on XᵀX.
+/// Orthonormal directions by descending variance: power iteration with a block of vectors on XᵀX.
 fn principal(rows: &[Vec<f64>], rank: usize) -> Vec<Vec<f64>> {
-    // Mixtures of all examples: a start that is orthogonal to no direction there is.
+    // Random combinations of all examples: a start that is orthogonal to none of the wanted directions.
     let mut mix = Mix(1);
     let start = (0..rank).map(|_| {
         let mut sum = vec![0.0; rows.first().map_or(0, Vec::len)];
@@ -115,7 +122,7 @@ fn principal(rows: &[Vec<f64>], rank: usize) -> Vec<Vec<f64>> {
         sum
     });
     let mut basis = orthonormal(start.collect(), rank);
-    for _ in 0..ROUNDS {
+    for _ in 0..ITERATIONS {
         let next = basis.iter().map(|direction| {
             let mut sum = vec![0.0; direction.len()];
             for row in rows {
@@ -125,21 +132,21 @@ fn principal(rows: &[Vec<f64>], rank: usize) -> Vec<Vec<f64>> {
             sum
         });
         let next = orthonormal(next.collect(), rank);
-        let turned = next.iter().map(|direction| {
+        let changed = next.iter().map(|direction| {
             let inside: f64 = basis.iter().map(|old| dot(old, direction).powi(2)).sum();
             1.0 - inside
         });
-        let turned = turned.fold(0.0, f64::max);
+        let changed = changed.fold(0.0, f64::max);
         let kept = next.len() == basis.len();
         basis = next;
-        if kept && turned < SETTLED {
+        if kept && changed < CONVERGED {
             break;
         }
     }
     basis
 }
 
-/// Numbers from −1 to 1 without a pattern, the same every time: a linear congruential generator.
+/// Pseudorandom numbers from −1 to 1 with a fixed seed: a linear congruential generator.
 struct Mix(u64);
 
 impl Mix {
@@ -152,7 +159,8 @@ impl Mix {
     }
 }
 
-/// Gram-Schmidt, twice for accuracy: at most `most` unit vectors that span what the first independent ones span.
+/// Gram-Schmidt, applied twice for accuracy: at most `most` orthonormal vectors with the span of the first independent
+/// `vectors`.
 fn orthonormal(vectors: Vec<Vec<f64>>, most: usize) -> Vec<Vec<f64>> {
     let longest = vectors.iter().map(|vector| dot(vector, vector)).fold(0.0, f64::max);
     let mut basis: Vec<Vec<f64>> = Vec::new();
@@ -194,9 +202,9 @@ mod tests {
     }
 
     #[test]
-    fn energy_is_what_the_subspace_leaves_over() {
+    fn energy_is_the_share_outside_of_the_subspace() {
         let plane = selection(&[1.0, 0.0, 0.0], &[0.0, 1.0, 0.0]);
-        // r = (2, 4, 1), of which (2, 0, 1) is left over.
+        // r = (2, 4, 1); (2, 0, 1) is orthogonal to the subspace.
         assert_eq!(energy(&plane, &[3.0, 4.0, 1.0]).unwrap(), 5.0 / 26.0);
         assert_eq!(energy(&plane, &[1.0, 7.0, 0.0]).unwrap(), 0.0);
         assert_eq!(energy(&plane, &[0.0; 3]).unwrap_err().kind, Kind::NonFinite);
@@ -220,7 +228,7 @@ mod tests {
     #[test]
     fn fitting_finds_the_directions_in_which_examples_vary() {
         let (hidden, mut noise) = (24, Mix(7));
-        // Two directions, 3 to 1, about a mean, and a little of everything.
+        // Two directions with deviations 3 and 1 around a mean, and a little noise.
         let (a, b): (Vec<f64>, Vec<f64>) = (
             (0..hidden).map(|i| f64::from(i % 2)).collect(),
             (0..hidden).map(|i| f64::from((i + 1) % 2)).collect(),
@@ -244,13 +252,13 @@ mod tests {
                 assert!((dot(row, other) - wanted).abs() < 2e-3, "{i} {j}");
             }
         }
-        // The first direction is the stronger one; in a few examples the two are not quite independent.
+        // The first direction has the larger variance; few examples leave the two slightly correlated.
         let unit = 1.0 / (hidden as f64 / 2.0).sqrt();
         assert!(dot(&rows[0], &a).abs() * unit > 0.99, "{}", dot(&rows[0], &a) * unit);
         assert!(dot(&rows[1], &b).abs() * unit > 0.99);
         assert!(examples.iter().all(|phi| energy(&found, phi).unwrap() < 1e-3));
         assert_eq!(fit(&examples, 3, 2).unwrap(), found, "deterministic");
-        // Not more directions than examples have.
+        // No more directions than the examples have.
         assert_eq!(fit(&examples[..3], 0, 9).unwrap().rank, 2);
         assert_eq!(fit(&examples[..1], 0, 1).unwrap_err().kind, Kind::Usage);
         assert_eq!(fit(&vec![examples[0].clone(); 4], 0, 1).unwrap_err().kind, Kind::Usage);

@@ -1,18 +1,18 @@
-//! How the next token is chosen: the settings both samplers read, and the reference of the device's sampler.
+//! Sampling of the next token: settings, and the reference of the device's sampler.
 //!
-//! The device and the host follow the same integer arithmetic (described in `shaders/op/sample.wgsl`), so equal logits give
-//! equal tokens. Draws come from a counter-based generator (Philox 2x32-10, Salmon et al. 2011) keyed by seed and position.
+//! Device and host use the same integer arithmetic (described in `shaders/op/sample.wgsl`), so equal logits give equal tokens.
+//! Random numbers come from a counter-based generator (Philox 2x32-10, Salmon et al. 2011) keyed by seed and position.
 
 use crate::error::{Result, bail};
 use bytemuck::{Pod, Zeroable};
 
-/// Stop tokens the device can watch for.
+/// The most stop tokens that the device can check.
 pub const MAX_STOPS: usize = 16;
 /// Words of the settings buffer before the stop tokens.
 const HEAD_WORDS: usize = 16;
 /// Words of the settings buffer: settings, the stop tokens, both tables.
 pub const SETTINGS_WORDS: usize = HEAD_WORDS + MAX_STOPS + 2048;
-/// The mark of a prompt token in the buffer of seen tokens; the other bits count how often a token was sampled.
+/// The flag of a prompt token in the buffer of seen tokens; the other bits count how often a token was sampled.
 pub const SEEN_IN_PROMPT: u32 = 1 << 31;
 
 /// Settings of one answer.
@@ -20,17 +20,17 @@ pub const SEEN_IN_PROMPT: u32 = 1 << 31;
 pub struct Sampling {
     /// Divides the logits; 0 = greedy.
     pub temperature: f32,
-    /// Only so many of the most probable tokens; 0 = all.
+    /// Keeps this many of the most probable tokens; 0 = all.
     pub top_k: u32,
-    /// Only the smallest set of most probable tokens with this total probability; 1 = all.
+    /// Keeps the smallest set of most probable tokens with this total probability; 1 = all.
     pub top_p: f32,
-    /// Only tokens at least this probable relative to the best; 0 = all.
+    /// Keeps tokens whose probability is at least this fraction of the highest; 0 = all.
     pub min_p: f32,
-    /// Divides the positive logits of tokens in the prompt or the answer, multiplies the negative ones; 1 = off.
+    /// Divides the positive logits of tokens in the prompt or the answer, and multiplies the negative ones; 1 = off.
     pub repeat_penalty: f32,
     /// Subtracted from the logits of tokens in the answer.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token as often as it is in the answer.
+    /// Subtracted from the logit of a token once for each time it occurs in the answer.
     pub frequency_penalty: f32,
     /// Key of the random draws.
     pub seed: u64,
@@ -51,7 +51,7 @@ impl Default for Sampling {
     }
 }
 
-/// The head of the settings buffer; a test holds it to `Settings` in `shaders/op/sample.wgsl`.
+/// The head of the settings buffer. A test compares it with `Settings` in `shaders/op/sample.wgsl`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 struct Head {
@@ -72,7 +72,7 @@ struct Head {
 }
 
 impl Sampling {
-    /// The most probable token, always.
+    /// Always the most probable token.
     pub fn greedy() -> Self {
         Sampling {
             temperature: 0.0,
@@ -80,7 +80,7 @@ impl Sampling {
         }
     }
 
-    /// Refuses values that mean nothing. Errors: `Usage`, naming the value.
+    /// Errors: `Usage` with the value that is out of range.
     pub fn validate(&self) -> Result<()> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             bail!(
@@ -109,7 +109,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// Whether seen tokens are treated differently, so that the sampler must know them.
+    /// Whether any penalty applies, so that the sampler must know the tokens seen.
     pub fn penalises(&self) -> bool {
         self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
@@ -120,7 +120,7 @@ impl Sampling {
         if stops.len() > MAX_STOPS {
             bail!(Usage, "{} stop tokens, wanted at most {MAX_STOPS}", stops.len());
         }
-        // A temperature this small draws as greedy does, without dividing by almost nothing.
+        // A temperature this small is greedy. This avoids a division by almost 0.
         let greedy = self.temperature < 1e-4;
         let log2_scale = if greedy {
             0.0
@@ -158,12 +158,12 @@ impl Sampling {
     }
 }
 
-/// What a sampler found.
+/// The result of a sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The next token.
     Token(u32),
-    /// A logit is not a finite number.
+    /// One of the logits is not a finite number.
     NonFinite,
 }
 
@@ -177,18 +177,18 @@ pub fn stops(settings: &[u32]) -> &[u32] {
     &settings[HEAD_WORDS..HEAD_WORDS + count]
 }
 
-/// Whether a settings buffer wants sampled tokens counted.
+/// Whether the sampler counts tokens under these settings.
 pub fn counts_tokens(settings: &[u32]) -> bool {
     head(settings).penalised != 0
 }
 
-/// The logits after penalties, by `seen`'s marks.
+/// The logits after penalties for the tokens in `seen`.
 fn penalised(logits: &[f32], head: &Head, seen: &[u32]) -> Vec<f32> {
-    let penalise = |(&raw, &marks): (&f32, &u32)| {
-        if head.penalised == 0 || marks == 0 {
+    let penalise = |(&raw, &seen): (&f32, &u32)| {
+        if head.penalised == 0 || seen == 0 {
             return raw;
         }
-        let count = marks & !SEEN_IN_PROMPT;
+        let count = seen & !SEEN_IN_PROMPT;
         let once = if count != 0 { head.presence } else { 0.0 };
         let factor = if raw > 0.0 { head.repeat_inverse } else { head.repeat };
         raw.mul_add(factor, -head.frequency.mul_add(count as f32, once))
@@ -196,8 +196,8 @@ fn penalised(logits: &[f32], head: &Head, seen: &[u32]) -> Vec<f32> {
     logits.iter().zip(seen).map(penalise).collect()
 }
 
-/// The reference sampler: `settings` as [`Sampling::words`] made them, `seen` a word for each logit, `position` that of the
-/// token to choose.
+/// The reference sampler. `settings` are those of [`Sampling::words`]; `seen` has one word per logit; `position` is that of the
+/// token to sample.
 pub fn choose(logits: &[f32], settings: &[u32], seen: &[u32], position: u32) -> Choice {
     let head = head(settings);
     let logits = penalised(logits, &head, seen);
@@ -223,7 +223,7 @@ pub fn choose(logits: &[f32], settings: &[u32], seen: &[u32], position: u32) -> 
             >> 31;
         (product as u32).checked_shr(fixed >> 20).unwrap_or(0)
     };
-    // Most probable first, the lower index first among equals.
+    // By descending probability, then by ascending index.
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| {
         logits[b]
@@ -269,7 +269,7 @@ pub fn choose(logits: &[f32], settings: &[u32], seen: &[u32], position: u32) -> 
     Choice::Token(best as u32)
 }
 
-/// Philox 2x32-10 of counter (position, seed_high) and key seed_low: its first word.
+/// The first word of Philox 2x32-10 with counter (position, seed_high) and key seed_low.
 fn random_bits(seed_low: u32, seed_high: u32, position: u32) -> u32 {
     let (mut a, mut b, mut key) = (position, seed_high, seed_low);
     for _ in 0..10 {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_keep_what_they_say() {
+    fn cuts_keep_the_most_probable_tokens() {
         let logits = [3.0f32, 2.0, 2.0, 1.0, -5.0];
         let drawn = |sampling: Sampling| {
             let settings = sampling.words(&[]).unwrap();
@@ -419,7 +419,7 @@ mod tests {
             presence_penalty: 0.2,
             ..greedy.clone()
         };
-        // A prompt token is not an answer's.
+        // Tokens of the prompt do not count as tokens of the answer.
         assert_eq!(chosen(presence.clone(), [SEEN_IN_PROMPT, 0, 0, 0]), Choice::Token(0));
         assert_eq!(chosen(presence, [5, 0, 0, 0]), Choice::Token(1));
         let frequency = Sampling {
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_is_what_the_shader_reads() {
+    fn the_head_has_the_fields_that_the_shader_reads() {
         let shader = include_str!("../shaders/op/sample.wgsl");
         let fields = shader
             .split("struct Settings {")

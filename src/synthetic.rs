@@ -1,39 +1,40 @@
-//! Networks of real shapes with random weights: for measuring speed without a model file.
+//! Networks of real shapes with random weights, to measure speed without a model file.
 
 mod shapes;
 
-use crate::container::{Arch, TensorId, TensorInfo, Tensors};
 use crate::dtype::encode::storage_dtype;
 use crate::dtype::{Dtype, Size};
 use crate::error::{Error, Kind, Result, bail};
+use crate::source::{Arch, TensorId, TensorInfo, Tensors};
 use half::f16;
 use rayon::prelude::*;
-use shapes::Part;
+use shapes::Role;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 pub use shapes::{DeltaShape, ExpertShape, Shape};
 
-/// Random weights of a shape: matrices in `quant`, embedding and head in 8 bits under the 4-bit types, what routes and
-/// steers in f16 as in converted files, norms f16. No payload is made before it is asked for.
+/// Random weights of a shape: matrices in `quant`, the embedding and the output projection in q8_2f if `quant` has fewer than
+/// 8 bits, the matrices of routers and gates in f16, as in converted files, norms in f16. A payload is made when it is first
+/// asked for.
 ///
-/// Errors: `Parse` for a shape that no network has, `UnsupportedTensorType` for a type that is not made.
+/// Errors: `Parse` for a shape that no network has, `UnsupportedTensorType` for a type whose payloads depend on the weights.
 pub fn synthetic(shape: &Shape, quant: Dtype) -> Result<(Arch, Synthetic)> {
     let arch = shape.arch()?;
     let mut infos = Vec::new();
-    for (name, part, dims) in shape.tensors() {
-        let requested = match (part, quant) {
-            (_, Dtype::F32 | Dtype::F16 | Dtype::Bf16) => quant,
-            (Part::Table, Dtype::Q4Block | Dtype::Q4Tiled | Dtype::Q4tp | Dtype::Q1) => Dtype::Q82f,
-            (Part::Choice, _) => Dtype::F16,
-            (Part::Table | Part::Matrix, _) => quant,
+    for (name, role, dims) in shape.tensors() {
+        let requested = match role {
+            _ if quant.code_bits() >= 16 => quant,
+            Role::Table if quant.code_bits() < 8 => Dtype::Q82f,
+            Role::Gate => Dtype::F16,
+            Role::Table | Role::Matrix => quant,
         };
         let dims: Vec<u64> = dims.iter().map(|&d| d as u64).collect();
         let dtype = storage_dtype(requested, &dims);
         let Size::Exact(nbytes) = dtype.size(&dims)? else {
             bail!(
                 UnsupportedTensorType,
-                "synthetic {} weights are not made yet",
+                "{} weights cannot be synthetic: the size of their payload depends on their values",
                 dtype.name()
             );
         };
@@ -41,13 +42,10 @@ pub fn synthetic(shape: &Shape, quant: Dtype) -> Result<(Arch, Synthetic)> {
             name,
             dtype,
             shape: dims,
-            offset: 0,
             nbytes,
-            hash: 0,
-            shard: 0,
         });
     }
-    // Tensors of one type and shape share one payload, so that a model of many gigabytes needs few.
+    // Tensors of one type and shape share one payload, so that a model of many gigabytes takes little memory.
     let mut classes = HashMap::new();
     let class_of = infos
         .iter()
@@ -100,7 +98,7 @@ impl Tensors for Synthetic {
     fn release(&self, _: TensorId) {}
 }
 
-/// Codes are random, scales are such that activations neither vanish nor explode.
+/// A payload of random weights, scaled so that activations neither vanish nor explode.
 fn payload(info: &TensorInfo, seed: u64) -> Vec<u8> {
     let (rows, cols) = info.rows_cols();
     let mut bytes = vec![0u8; info.nbytes as usize];
@@ -117,70 +115,13 @@ fn payload(info: &TensorInfo, seed: u64) -> Vec<u8> {
             }
         });
     };
-    let halves = |bytes: &mut [u8], value: f64| {
-        let half = f16::from_f64(value).to_le_bytes();
-        bytes.chunks_exact_mut(2).for_each(|out| out.copy_from_slice(&half));
-    };
-    // The standard deviation that keeps a sum over the columns at the size of its terms.
-    let sd = 1.0 / (cols as f64).sqrt();
-    match info.dtype {
+    // With this standard deviation a sum over the columns is about as large as its terms.
+    let deviation = 1.0 / (cols as f64).sqrt();
+    if info.dtype == Dtype::F16 && rows == 1 {
         // Vectors are norms.
-        Dtype::F16 if rows == 1 => halves(&mut bytes, 1.0),
-        Dtype::F32 => {
-            random(&mut bytes);
-            for value in bytes.chunks_exact_mut(4) {
-                let unit = f64::from(u16::from_le_bytes([value[0], value[1]])) / 65536.0 - 0.5;
-                value.copy_from_slice(&((unit * 3.4 * sd) as f32).to_le_bytes());
-            }
-        }
-        Dtype::F16 | Dtype::Bf16 => {
-            random(&mut bytes);
-            for value in bytes.chunks_exact_mut(2) {
-                let unit = f64::from(u16::from_le_bytes([value[0], value[1]])) / 65536.0 - 0.5;
-                let scaled = unit * 3.4 * sd;
-                value.copy_from_slice(&match info.dtype {
-                    Dtype::F16 => f16::from_f64(scaled).to_le_bytes(),
-                    _ => half::bf16::from_f64(scaled).to_le_bytes(),
-                });
-            }
-        }
-        Dtype::Q8Row => {
-            let (codes, scales) = bytes.split_at_mut(rows * cols);
-            random(codes);
-            halves(scales, sd / 73.0);
-        }
-        Dtype::Q82f => {
-            let (codes, scales) = bytes.split_at_mut(rows * cols);
-            random(codes);
-            halves(scales, (sd / 73.0).sqrt());
-        }
-        Dtype::Q4Block => {
-            let (codes, scales) = bytes.split_at_mut(rows * cols / 2);
-            random(codes);
-            halves(scales, sd / 4.6);
-        }
-        Dtype::Q4Tiled => {
-            random(&mut bytes);
-            bytes
-                .chunks_exact_mut(18)
-                .for_each(|tile| halves(&mut tile[..2], sd / 4.6));
-        }
-        Dtype::Q4tp => {
-            let (codes, rest) = bytes.split_at_mut(rows * cols / 2);
-            let (ladders, rungs) = rest.split_at_mut(rows * 4);
-            random(codes);
-            random(rungs);
-            for ladder in ladders.chunks_exact_mut(4) {
-                halves(&mut ladder[..2], (sd / 4.6).log2() - 1.0);
-                halves(&mut ladder[2..], 1.0 / 16.0);
-            }
-        }
-        Dtype::Q1 => {
-            random(&mut bytes);
-            bytes.chunks_exact_mut(6).for_each(|group| halves(&mut group[..2], sd));
-        }
-        // `synthetic` refuses these: their size depends on what they hold.
-        Dtype::Vbit | Dtype::VbitRo | Dtype::Q1s | Dtype::Q1t => {}
+        bytes.as_chunks_mut().0.fill(f16::ONE.to_le_bytes());
+    } else {
+        info.dtype.fill_random(&mut bytes, [rows, cols], deviation, &random);
     }
     bytes
 }

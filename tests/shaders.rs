@@ -1,33 +1,163 @@
-//! Every composed shader, without a GPU: parsed, validated, compared with the catalogue, and translated to SPIR-V, MSL
-//! and HLSL.
+//! Every composed shader, without a GPU: parsed, validated, checked against the limits of devices, and translated to SPIR-V, MSL
+//! and HLSL. One pass over all variants makes all checks; each test reports the findings of one of them.
 
-use cmf_gpu::kernel::{Access, Variant};
-use cmf_gpu::shader::{all_variants, compose};
+use cmf_gpu::gpu::simplify;
+use cmf_gpu::shader::{Variant, compose};
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, FunctionInfo, ModuleInfo, ValidationFlags, Validator};
-use naga::{AddressSpace, Expression, Function, Handle, Module, Statement, StorageAccess, TypeInner};
+use naga::{AddressSpace, Expression, Function, Handle, Module, Statement, TypeInner};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex};
 
 /// What the WebGPU defaults guarantee.
 const MAX_STORAGE_BUFFERS: usize = 8;
 const MAX_WORKGROUP_BYTES: u32 = 16384;
 const MAX_THREADS: u32 = 256;
 
-fn parse(variant: &Variant) -> (Module, ModuleInfo) {
-    let text = compose(variant);
-    let fail = |what: String| -> ! { panic!("{}: {what}\n{}", variant.name(), numbered(&text)) };
-    let module =
-        naga::front::wgsl::parse_str(&text).unwrap_or_else(|err| fail(err.emit_to_string_with_path(&text, "shader")));
-    let mut validator = Validator::new(
-        ValidationFlags::all(),
-        Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16_IN_FLOAT32,
-    );
+/// A check of one variant. Errors say what is wrong.
+type Check = Result<(), String>;
+
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)*) => {
+        if !$condition {
+            return Err(format!($($text)*));
+        }
+    };
+}
+
+/// The findings of all checks.
+struct Findings {
+    variants: usize,
+    /// Variants that became smaller when they were simplified.
+    smaller: usize,
+    /// By check: the variants that failed it, with the reason.
+    failed: BTreeMap<&'static str, Vec<String>>,
+}
+
+static FINDINGS: LazyLock<Findings> = LazyLock::new(|| {
+    let variants = Variant::all();
+    let (next, smaller) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let failed: Mutex<BTreeMap<&str, Vec<String>>> = Mutex::default();
+    let work = || {
+        while let Some(variant) = variants.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let fail = |check: &'static str, reason: String| {
+                let mut failed = failed.lock().unwrap();
+                failed
+                    .entry(check)
+                    .or_default()
+                    .push(format!("{}: {reason}", variant.name()));
+            };
+            let text = compose(variant);
+            let (module, info) = match parse(&text) {
+                Ok(parsed) => parsed,
+                Err(reason) => {
+                    fail("valid", format!("{reason}\n{}", numbered(&text)));
+                    continue;
+                }
+            };
+            let mut simple = module.clone();
+            simplify(&mut simple);
+            smaller.fetch_add(
+                usize::from(simple.functions.len() < module.functions.len()),
+                Ordering::Relaxed,
+            );
+            let checks: [(&str, Check); 6] = [
+                ("limits", keeps_limits(variant, &module)),
+                ("spirv", translates_to_spirv(&module, &info)),
+                ("msl", translates_to_msl(&module, &info)),
+                ("hlsl", translates_to_hlsl(&module, &info)),
+                ("indexed writes", has_no_indexed_writes(&module, &info)),
+                ("simplified", stays_valid(&module, &simple)),
+            ];
+            for (check, result) in checks {
+                if let Err(reason) = result {
+                    fail(check, reason);
+                }
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    Findings {
+        variants: variants.len(),
+        smaller: smaller.into_inner(),
+        failed: failed.into_inner().unwrap(),
+    }
+});
+
+/// Fails when a variant failed this check, or did not get so far.
+fn passed(check: &str) {
+    assert!(FINDINGS.variants > 1000, "only {} variants", FINDINGS.variants);
+    for check in ["valid", check] {
+        if let Some(failed) = FINDINGS.failed.get(check) {
+            let first = failed[..failed.len().min(10)].join("\n");
+            panic!(
+                "{} variants failed the check '{check}', the first are\n{first}",
+                failed.len()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_variant_is_valid() {
+    passed("valid");
+}
+
+#[test]
+fn every_variant_keeps_the_limits_of_devices() {
+    passed("limits");
+}
+
+#[test]
+fn every_variant_translates_to_spirv() {
+    passed("spirv");
+}
+
+#[test]
+fn every_variant_translates_to_msl() {
+    passed("msl");
+}
+
+#[test]
+fn every_variant_translates_to_hlsl() {
+    passed("hlsl");
+}
+
+/// The old shader compiler of DirectX rejects such writes.
+#[test]
+fn no_variant_writes_to_a_vector_by_a_variable_index() {
+    passed("indexed writes");
+}
+
+#[test]
+fn every_variant_stays_valid_and_does_not_grow_when_it_is_simplified() {
+    passed("simplified");
+    assert!(FINDINGS.smaller > 0);
+}
+
+fn validate(module: &Module, capabilities: Capabilities) -> Result<ModuleInfo, String> {
+    let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     let validator = validator
         .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
         .subgroup_operations(naga::valid::SubgroupOperationSet::all());
-    let info = validator
-        .validate(&module)
-        .unwrap_or_else(|err| fail(err.emit_to_string(&text)));
-    (module, info)
+    validator
+        .validate(module)
+        .map_err(|err| err.emit_to_string("").trim_end().to_owned())
+}
+
+fn parse(text: &str) -> Result<(Module, ModuleInfo), String> {
+    let module = naga::front::wgsl::parse_str(text).map_err(|err| err.emit_to_string_with_path(text, "shader"))?;
+    let info = validate(
+        &module,
+        Capabilities::SUBGROUP | Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+    )?;
+    Ok((module, info))
 }
 
 fn numbered(text: &str) -> String {
@@ -37,115 +167,79 @@ fn numbered(text: &str) -> String {
         .collect()
 }
 
-#[test]
-fn every_variant_is_valid_and_is_what_the_catalogue_says() {
-    for variant in all_variants() {
-        let (module, _) = parse(&variant);
-        let name = variant.name();
-        let row = variant.kernel.row();
+fn keeps_limits(variant: &Variant, module: &Module) -> Check {
+    let [entry] = module.entry_points.as_slice() else {
+        return Err(format!("{} entry points, expected 1", module.entry_points.len()));
+    };
+    ensure!(entry.name == "main", "the entry point is {}, expected main", entry.name);
+    let threads = variant.threads();
+    ensure!(
+        entry.workgroup_size == [threads, 1, 1] && threads <= MAX_THREADS,
+        "a workgroup has {:?} threads, expected {threads}, at most {MAX_THREADS}",
+        entry.workgroup_size
+    );
 
-        assert_eq!(module.entry_points.len(), 1, "{name}");
-        let entry = &module.entry_points[0];
-        assert_eq!(entry.name, "main", "{name}");
-        assert_eq!(entry.workgroup_size, [variant.threads(), 1, 1], "{name}");
-        assert!(variant.threads() <= MAX_THREADS, "{name}");
-
-        let mut storage = Vec::new();
-        let mut workgroup_bytes = 0;
-        let mut params = None;
-        for (_, global) in module.global_variables.iter() {
-            match global.space {
-                AddressSpace::Storage { access } => {
-                    let binding = global.binding.expect("a storage variable has a binding");
-                    assert_eq!(binding.group, 0, "{name}");
-                    let access = if access.contains(StorageAccess::STORE) {
-                        Access::Write
-                    } else {
-                        Access::Read
-                    };
-                    storage.push((binding.binding, global.name.clone().expect("a name"), access));
-                }
-                AddressSpace::Uniform => params = Some(global),
-                AddressSpace::WorkGroup => workgroup_bytes += module.types[global.ty].inner.size(module.to_ctx()),
-                _ => {}
-            }
+    let (mut storage, mut workgroup_bytes) = (0, 0);
+    for (_, global) in module.global_variables.iter() {
+        match global.space {
+            AddressSpace::Storage { .. } => storage += 1,
+            AddressSpace::WorkGroup => workgroup_bytes += module.types[global.ty].inner.size(module.to_ctx()),
+            _ => {}
         }
-        storage.sort_by_key(|entry| entry.0);
-        let wanted: Vec<_> = row
-            .bindings
-            .iter()
-            .enumerate()
-            .map(|(i, &(name, access))| (i as u32 + 1, name.to_string(), access))
-            .collect();
-        assert_eq!(storage, wanted, "{name}");
-        assert!(
-            storage.len() <= MAX_STORAGE_BUFFERS,
-            "{name} binds {} storage buffers",
-            storage.len()
-        );
-        assert!(
-            workgroup_bytes <= MAX_WORKGROUP_BYTES,
-            "{name} needs {workgroup_bytes} bytes of workgroup memory"
-        );
-
-        let params = params.unwrap_or_else(|| panic!("{name} has no parameters"));
-        let TypeInner::Struct { members, .. } = &module.types[params.ty].inner else {
-            panic!("{name}: Params")
-        };
-        let fields: Vec<_> = members
-            .iter()
-            .map(|member| {
-                let ty = match module.types[member.ty].inner {
-                    TypeInner::Scalar(naga::Scalar::U32) => "u32",
-                    TypeInner::Scalar(naga::Scalar::F32) => "f32",
-                    ref other => panic!("{name}: {other:?} in Params"),
-                };
-                (member.name.clone().expect("a name"), ty, member.offset)
-            })
-            .collect();
-        let wanted: Vec<_> = variant
-            .kernel
-            .fields()
-            .iter()
-            .enumerate()
-            .map(|(i, &(field, ty))| (field.to_string(), ty, i as u32 * 4))
-            .collect();
-        assert_eq!(fields, wanted, "{name}");
     }
+    // Declarations are generated from the operator, and no file adds others.
+    let declared = variant.kernel.spec().storage().count();
+    ensure!(
+        storage == declared && storage <= MAX_STORAGE_BUFFERS,
+        "binds {storage} storage buffers, expected {declared}, at most {MAX_STORAGE_BUFFERS}"
+    );
+    ensure!(
+        workgroup_bytes <= MAX_WORKGROUP_BYTES,
+        "needs {workgroup_bytes} bytes of workgroup memory, at most {MAX_WORKGROUP_BYTES} are allowed"
+    );
+    Ok(())
 }
 
-#[test]
-fn every_variant_translates_to_every_backend() {
-    for variant in all_variants() {
-        let (module, info) = parse(&variant);
-        let name = variant.name();
-        let options = spv::Options {
-            lang_version: (1, 3),
-            ..Default::default()
-        };
-        let words = spv::write_vec(&module, &info, &options, None).unwrap_or_else(|err| panic!("{name}: {err}"));
-        assert!(!words.is_empty());
+fn translates_to_spirv(module: &Module, info: &ModuleInfo) -> Check {
+    let options = spv::Options {
+        lang_version: (1, 3),
+        ..Default::default()
+    };
+    let words = spv::write_vec(module, info, &options, None).map_err(|err| err.to_string())?;
+    ensure!(!words.is_empty(), "no SPIR-V");
+    Ok(())
+}
 
-        let options = msl::Options {
-            lang_version: (2, 4),
-            fake_missing_bindings: true,
-            ..Default::default()
-        };
-        let (text, _) = msl::write_string(&module, &info, &options, &msl::PipelineOptions::default())
-            .unwrap_or_else(|err| panic!("{name}: {err}"));
-        assert!(text.contains("kernel void"), "{name}");
+fn translates_to_msl(module: &Module, info: &ModuleInfo) -> Check {
+    let options = msl::Options {
+        lang_version: (2, 4),
+        fake_missing_bindings: true,
+        ..Default::default()
+    };
+    let (text, _) =
+        msl::write_string(module, info, &options, &msl::PipelineOptions::default()).map_err(|err| err.to_string())?;
+    ensure!(text.contains("kernel void"), "no kernel in MSL:\n{text}");
+    Ok(())
+}
 
-        let options = hlsl::Options {
-            shader_model: hlsl::ShaderModel::V6_0,
-            ..Default::default()
-        };
-        let mut text = String::new();
-        let pipeline = hlsl::PipelineOptions::default();
-        hlsl::Writer::new(&mut text, &options, &pipeline)
-            .write(&module, &info, None)
-            .unwrap_or_else(|err| panic!("{name}: {err}"));
-        assert!(text.contains("numthreads"), "{name}");
-    }
+fn translates_to_hlsl(module: &Module, info: &ModuleInfo) -> Check {
+    let options = hlsl::Options {
+        shader_model: hlsl::ShaderModel::V6_0,
+        ..Default::default()
+    };
+    let mut text = String::new();
+    let pipeline = hlsl::PipelineOptions::default();
+    hlsl::Writer::new(&mut text, &options, &pipeline)
+        .write(module, info, None)
+        .map_err(|err| err.to_string())?;
+    ensure!(text.contains("numthreads"), "no entry point in HLSL:\n{text}");
+    Ok(())
+}
+
+fn stays_valid(module: &Module, simple: &Module) -> Check {
+    let (before, after) = (module.functions.len(), simple.functions.len());
+    ensure!(after <= before, "{before} functions became {after}");
+    validate(simple, Capabilities::all()).map(drop)
 }
 
 /// Statements of a function that write to a component of a vector by an index that is not constant.
@@ -182,14 +276,17 @@ fn all_indexed_writes(module: &Module, info: &ModuleInfo) -> usize {
     functions.chain(entries).sum()
 }
 
-/// The old shader compiler of DirectX rejects them.
+fn has_no_indexed_writes(module: &Module, info: &ModuleInfo) -> Check {
+    let writes = all_indexed_writes(module, info);
+    ensure!(
+        writes == 0,
+        "{writes} writes to components of vectors by a variable index"
+    );
+    Ok(())
+}
+
 #[test]
-fn no_variant_writes_to_a_vector_by_a_variable_index() {
-    for variant in all_variants() {
-        let (module, info) = parse(&variant);
-        assert_eq!(all_indexed_writes(&module, &info), 0, "{}", variant.name());
-    }
-    // What is looked for is found, whatever the vector lies in, and nothing else is.
+fn writes_by_a_variable_index_are_found_in_all_places() {
     let source = "
         @group(0) @binding(0) var<storage, read_write> out: array<vec4f>;
         var<workgroup> shared_rows: array<vec4f, 8>;
@@ -201,9 +298,19 @@ fn no_variant_writes_to_a_vector_by_a_variable_index() {
             out[1][2] = 4.0;
             out[2].x = shared_rows[i][i & 3u];
         }";
-    let module = naga::front::wgsl::parse_str(source).unwrap();
-    let info = Validator::new(ValidationFlags::all(), Capabilities::empty())
-        .validate(&module)
-        .unwrap();
+    let (module, info) = parse(source).unwrap();
     assert_eq!(all_indexed_writes(&module, &info), 3);
+    assert!(has_no_indexed_writes(&module, &info).is_err());
+}
+
+#[test]
+fn a_shader_that_is_wrong_is_found() {
+    let variant = Variant::all().into_iter().next().unwrap();
+    let text = compose(&variant);
+    assert!(
+        parse(&text.replacen("fn main", "fn main2", 1))
+            .is_ok_and(|(module, _)| keeps_limits(&variant, &module).is_err())
+    );
+    assert!(parse("fn f() -> u32 { return 1.5; }").is_err());
+    assert!(parse("fn f( {").is_err());
 }

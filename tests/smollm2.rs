@@ -1,4 +1,4 @@
-//! A real model from conversion to answer, with what a token may cost. Needs an adapter, and the model from
+//! A real model from conversion to answer, and limits on the cost of a token. Needs an adapter, and the model of
 //! `scripts/fetch-smollm2`.
 
 use serde_json::Value;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const QUESTION: &str = "What is the capital of France?";
 
-/// One child at a time: they are timed, and each takes all cores.
+/// Held while a process runs: processes are timed, and each uses all cores.
 static MACHINE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -21,7 +21,7 @@ fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_cmf-gpu"))
 }
 
-/// A context of 512 is enough here; the driver's cache of shaders is off, so that every start is a first start.
+/// The shader cache of the driver is off, so that every start is a first start.
 fn question(model: &Path) -> Command {
     let mut command = program();
     command
@@ -58,7 +58,7 @@ fn json(command: &mut Command) -> Value {
     serde_json::from_slice(&done.stdout).unwrap()
 }
 
-/// Asks a model; checks the answer and what the answer cost.
+/// Asks a model a question; checks the answer and its cost.
 fn answers(quant: &str) {
     let _alone = alone();
     let model = converted(quant);
@@ -80,7 +80,7 @@ fn answers(quant: &str) {
     assert!(count("readback_bytes") <= 64);
     assert!(count("dispatches") <= 7 * 30 + 6, "{}", count("dispatches"));
 
-    // Every weight is read once for a token, and was sent once.
+    // Every weight is read once per token, and was uploaded once.
     let info = json(program().arg("info").arg(&model));
     let tensors: u64 = info["bytes_by_dtype"]
         .as_object()
@@ -92,7 +92,7 @@ fn answers(quant: &str) {
     assert!(about(count("weight_bytes")), "{} of {tensors}", count("weight_bytes"));
     assert!(about(count("upload_bytes")), "{} of {tensors}", count("upload_bytes"));
 
-    // What a software adapter keeps as device memory is not in it.
+    // Without the device memory of a software adapter.
     if cfg!(target_os = "linux") {
         let host = count("peak_host_bytes");
         assert!(host <= 200 << 20, "{} MiB of host memory", host >> 20);
@@ -101,37 +101,37 @@ fn answers(quant: &str) {
 }
 
 #[test]
-fn f16_answers() {
+fn a_model_in_f16_answers() {
     answers("f16");
 }
 
 #[test]
-fn q8_answers() {
+fn a_model_in_q8_answers() {
     answers("q8");
 }
 
 #[test]
-fn q8_2f_answers() {
+fn a_model_in_q8_2f_answers() {
     answers("q8_2f");
 }
 
 #[test]
-fn q4_answers() {
+fn a_model_in_q4_answers() {
     answers("q4");
 }
 
 #[test]
-fn q4t_answers() {
+fn a_model_in_q4t_answers() {
     answers("q4t");
 }
 
 #[test]
-fn q4tp_answers() {
+fn a_model_in_q4tp_answers() {
     answers("q4tp");
 }
 
 #[test]
-fn q4tp_spends_part_of_what_it_saves_on_the_outer_layers() {
+fn q4tp_stores_the_outer_layers_in_wider_types() {
     let _alone = alone();
     let infos = ["q4t", "q4tp"].map(|quant| {
         let model = converted(quant);
@@ -147,7 +147,7 @@ fn q4tp_spends_part_of_what_it_saves_on_the_outer_layers() {
         let tensor = tensors.iter().find(|tensor| tensor["name"] == name.as_str()).unwrap();
         let bits = tensor["nbytes"].as_f64().unwrap() * 8.0 / (1536.0 * 576.0);
         match tensor["dtype"].as_str().unwrap() {
-            // 5 bits, half a bit of scales, and what a row needs.
+            // 5 bits, half a bit of scales, and the data of each row.
             "vbit_ro" => {
                 assert!((5.4..5.65).contains(&bits), "layer {layer}: {bits}");
                 true
@@ -162,7 +162,7 @@ fn q4tp_spends_part_of_what_it_saves_on_the_outer_layers() {
     assert_eq!(found, [0, 1, 28, 29]);
 }
 
-/// From the start of the program to the first byte of the answer.
+/// The time from the start of the program to the first byte of the answer.
 fn first_text(model: &Path) -> Duration {
     let start = Instant::now();
     let mut child = question(model)
@@ -182,7 +182,7 @@ fn first_text(model: &Path) -> Duration {
 fn the_first_text_comes_within_five_seconds() {
     let _alone = alone();
     let model = converted("q8");
-    // Other programs may be busy: the best of three starts is the program's own.
+    // The best of three starts, since other programs may use the cores.
     let waits = (0..3).map(|_| first_text(&model));
     let best = waits.min().unwrap();
     println!("first text after {best:?}");

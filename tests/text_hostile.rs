@@ -1,6 +1,6 @@
-//! Templates meant to cost time, memory or stack: each is an error within a second, and none makes the process grow.
+//! Templates that try to exhaust time, memory or the stack. Each is an error within a second, with little memory.
 //!
-//! A file of its own, so that the memory measured is that of these renderings.
+//! A test program of its own, so that only these renderings are measured.
 
 use cmf_gpu::Kind;
 use cmf_gpu::text::{ChatTemplate, RenderOptions};
@@ -11,7 +11,7 @@ fn render(source: &str, messages: &[Value]) -> cmf_gpu::Result<String> {
     ChatTemplate::new(source)?.render(messages, &RenderOptions::default())
 }
 
-/// Templates that would cost time, memory or stack without limits.
+/// Templates that would exhaust time, memory or the stack without limits.
 fn hostile() -> Vec<(&'static str, String)> {
     let nested = |open: &str, body: &str, close: &str, n: usize| format!("{}{body}{}", open.repeat(n), close.repeat(n));
     let grow = "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}";
@@ -84,6 +84,12 @@ fn hostile() -> Vec<(&'static str, String)> {
         ("shared map", "{% macro f(x, n) %}{{ f({'a': x, 'b': x}, n - 1) if n else x|upper }}{% endmacro %}{{ f(1, 40) }}".into()),
         ("shared tuple", "{% macro f(x, n) %}{{ f((x, x), n - 1) if n else x|upper }}{% endmacro %}{{ f(1, 40) }}".into()),
         ("compared lists", format!("{bomb}{{% set a = ns.x %}}{bomb}{{{{ a == ns.x }}}}")),
+        ("repeated list in a filter", "{{ ([('b'*1000000)]*1000000)|upper }}".into()),
+        ("repeated list in a test", "{{ ([('b'*1000000)]*1000000) is startingwith('b') }}".into()),
+        ("repeated list in a string", "{{ ([('b'*1000000)]*1000000) in 'abc' }}".into()),
+        ("repeated list as an argument", "{{ 'abc'|replace('a', ([('b'*1000000)]*1000000)) }}".into()),
+        ("repeated lists compared", "{{ ([1]*100000000) == ([1]*100000000) }}".into()),
+        ("doubling list through a macro", "{% macro f(x, n) %}{{ f(x + x, n - 1) if n else x|upper }}{% endmacro %}{{ f([1], 40) }}".into()),
         ("dates", "{{ strftime_now('%A' * 1000000) }}".into()),
     ]
 }
@@ -102,7 +108,7 @@ fn hostile_templates_are_errors_within_a_second() {
         let start = Instant::now();
         let result = render(&source, &[]);
         let elapsed = start.elapsed();
-        // Shown when a later template hangs.
+        // Helps to find a template that hangs.
         println!("{name}: {elapsed:?}");
         match result {
             Ok(text) => panic!("'{name}' gave {} bytes", text.len()),

@@ -1,5 +1,5 @@
-//! Chat templates: every golden conversation byte for byte, Python's behaviour where templates rely on it, and the
-//! limits that keep a hostile template from costing more than a moment.
+//! Chat templates: golden conversations byte for byte, Python's results where templates rely on them, errors, and the
+//! fuel that long conversations need.
 
 use cmf_gpu::Kind;
 use cmf_gpu::text::{ChatTemplate, RenderOptions};
@@ -11,10 +11,10 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat")
 }
 
-/// 2025-06-15 09:05:07, the moment at which the golden renderings were made.
+/// 2025-06-15 09:05:07, the time of the golden renderings.
 const GOLDEN_NOW: Duration = Duration::from_secs(1_749_978_307);
 
-/// Splits the golden keyword arguments into options.
+/// Converts the keyword arguments of a golden case to options.
 fn options(case: &Value) -> RenderOptions {
     let mut options = RenderOptions {
         special_tokens: case["special_tokens"].as_object().unwrap().clone(),
@@ -98,7 +98,7 @@ fn expressions_have_pythons_values() {
 }
 
 #[test]
-fn what_python_refuses_or_this_engine_lacks_is_an_error_with_its_line() {
+fn invalid_and_unsupported_code_is_an_error_with_its_line() {
     for (source, part) in [
         ("\n{{ 'a'|no_such_filter }}", "line 2: unknown filter"),
         ("\n\n{{ 'a' is no_such_test }}", "line 3: unknown test"),
@@ -127,7 +127,7 @@ fn what_python_refuses_or_this_engine_lacks_is_an_error_with_its_line() {
 }
 
 #[test]
-fn the_templates_own_refusal_is_passed_on_word_for_word() {
+fn the_message_of_raise_exception_is_passed_on_unchanged() {
     let nested = "{% macro check(m) %}{{ raise_exception('No \"' ~ m.role ~ '\" here!') }}{% endmacro %}\
                   {% for m in messages %}{{ check(m) }}{% endfor %}";
     let template = ChatTemplate::new(nested).unwrap();
@@ -175,7 +175,7 @@ fn the_fallback_template_is_chatml() {
 }
 
 #[test]
-fn senseless_requests_are_usage_errors() {
+fn invalid_requests_are_usage_errors() {
     let template = ChatTemplate::chatml().unwrap();
     let user = json!({"role": "user", "content": "x"});
     let check = |messages: &[Value], options: RenderOptions| template.render(messages, &options).unwrap_err().kind;

@@ -1,5 +1,5 @@
-//! Tokenizers and the text stream: golden ids and texts of five kinds of tokenizer, streams compared with whole decodings,
-//! special tokens that users type, and files meant to do harm.
+//! Tokenizers and the text stream: golden ids and texts of five kinds of tokenizer, streams compared with complete
+//! decodings, special tokens in user input, and hostile files.
 
 use cmf_gpu::Kind;
 use cmf_gpu::text::{ChatTemplate, RenderOptions, Tokenizer, guard_messages, special_tokens_map};
@@ -110,7 +110,7 @@ fn tokens_and_ids_are_each_others_inverse() {
     );
 }
 
-/// The text of a stream and whether each piece was final: a prefix of the whole.
+/// The text of a stream of tokens, and the stop string that ended it.
 fn streamed(tokenizer: &Tokenizer, tokens: &[u32], skip: bool, stop: &[String]) -> (String, Option<String>) {
     let mut stream = tokenizer.stream(skip, stop).unwrap();
     let mut text = String::new();
@@ -121,13 +121,13 @@ fn streamed(tokenizer: &Tokenizer, tokens: &[u32], skip: bool, stop: &[String]) 
     (text, stream.stopped().map(str::to_string))
 }
 
-/// Token lists of several flavours: any ids, mostly bytes, encoded text cut anywhere.
+/// Token lists of several kinds: any ids, mostly bytes, encoded text cut at any place.
 fn token_list(kind: &str, tokenizer: &Tokenizer, random: &mut Random) -> Vec<u32> {
     let length = random.below(40);
     match random.below(3) {
         0 => (0..length).map(|_| random.below(516) as u32).collect(),
         1 => {
-            // The bytes of well-formed text, now and then with one that breaks it.
+            // The bytes of valid text, sometimes with an invalid one.
             let text = "a€😀 é\u{a0}".repeat(2);
             let mut out = Vec::new();
             for byte in text.bytes() {
@@ -209,7 +209,7 @@ fn decoders_of_every_joining_stream_exactly() {
         let tokenizer = from_value(&config).unwrap();
         let mut random = Random(5);
         let mut lists: Vec<Vec<u32>> = (0..100).map(|_| token_list("gemma", &tokenizer, &mut random)).collect();
-        // Letters that a decoder above joins, drops or replaces across tokens.
+        // Letters that one of the decoders joins, drops or replaces across tokens.
         lists.push(
             "bthaab▁th"
                 .chars()
@@ -240,7 +240,7 @@ fn stop_strings_end_a_stream_where_they_would_end_the_text() {
             if chars.is_empty() {
                 continue;
             }
-            // Stop strings cut out of the text, so that they start and end inside tokens, and one that never comes.
+            // Stop strings taken from the text, so that they start and end within tokens, and one that does not occur.
             let mut stop = vec!["never there".to_string()];
             for _ in 0..2 {
                 let from = random.below(chars.len());
@@ -299,7 +299,7 @@ fn an_answer_cut_inside_a_character_ends_as_its_decoding_does() {
 fn a_token_costs_the_same_however_many_came_before() {
     for kind in KINDS {
         let tokenizer = load(kind);
-        // Bytes that never become a character are the worst case of a window that waits.
+        // Bytes that never form a character are the worst case for a stream.
         let broken = tokenizer.id("<0x80>").or(tokenizer.id("\u{122}")).unwrap();
         let word = tokenizer.encode("word", false).unwrap();
         for tokens in [vec![broken; 100_000], word.repeat(20_000)] {
@@ -332,7 +332,7 @@ fn special_tokens_typed_by_a_user_stay_text() {
         assert!(plain.iter().all(|&id| !tokenizer.is_special(id)), "{kind} {plain:?}");
         assert_eq!(tokenizer.decode(&plain, false).unwrap(), text, "{kind}");
 
-        // Between real special tokens the text is encoded as if it stood alone there.
+        // Between real special tokens the text is encoded as if it were alone.
         let guarded = tokenizer.guard(&text);
         assert_ne!(guarded, text);
         assert_eq!(tokenizer.encode_guarded(&guarded).unwrap(), plain, "{kind}");
@@ -377,7 +377,7 @@ fn guarded_and_plain_encoding_agree_with_the_ordinary_one_where_no_special_token
                 tokenizer.encode_plain(text).unwrap(),
                 "{kind} {text:?}"
             );
-            // The slow path, forced by a mark in a text that is cut off again, finds the added tokens the library finds.
+            // A mark in an appended text forces the slow path, which must find the same added tokens as the library.
             let slow = tokenizer
                 .encode_guarded(&format!("{text}{}", tokenizer.guard("\u{fdd0}\u{fdd2}")))
                 .unwrap();
@@ -429,7 +429,7 @@ fn a_rendered_conversation_holds_only_the_templates_special_tokens() {
     let tokens = tokenizer.encode_guarded(&prompt).unwrap();
     let specials: Vec<u32> = tokens.iter().copied().filter(|&id| tokenizer.is_special(id)).collect();
     assert_eq!(specials, [506, 507].repeat(3));
-    // The text is what it would have been without the guard.
+    // The guard does not change the decoded text.
     assert_eq!(
         tokenizer.decode(&tokens, false).unwrap(),
         template.render(&messages, &options).unwrap()
@@ -492,7 +492,7 @@ fn what_only_looks_like_a_byte_is_text() {
         let tokens = [byte, id, byte];
         assert_eq!(tokenizer.decode(&tokens, false).unwrap(), format!("A{name}A"));
         let mut stream = tokenizer.stream(false, &[]).unwrap();
-        // A byte may be part of a character and waits; text never does.
+        // A byte may be part of a character and is held back; text is not.
         assert_eq!(stream.push(byte).unwrap(), "");
         assert_eq!(stream.push(id).unwrap(), format!("A{name}"));
         assert_eq!(stream.push(byte).unwrap(), "");
@@ -527,7 +527,7 @@ fn broken_and_hostile_files_are_refused() {
     let push = |id: u64, content: &'static str| {
         move |config: &mut Value| config["added_tokens"].as_array_mut().unwrap().push(added(id, content))
     };
-    // A token without text can never be found, and does no harm.
+    // A token without text is never found.
     assert_eq!(with("qwen", &push(512, "")).unwrap().vocab_size(), 512);
     assert_eq!(with("qwen", &push(512, "<new>")).unwrap().vocab_size(), 513);
 

@@ -1,23 +1,26 @@
-//! Makes the corpora: small files of every kind, from the fixtures and the builders of the tests.
+//! Writes the seeds of every target to `corpus/`: small files of each kind, from the fixtures and builders of the
+//! tests.
 //!
-//! `cargo run --no-default-features --example seeds`, in this directory.
+//! Run it in the directory `fuzz`: `cargo run --no-default-features --example seeds`.
 
-#[allow(dead_code, reason = "the tests' builder has more than is needed here")]
+#[allow(dead_code, reason = "the builder of the tests has more than the seeds need")]
 #[path = "../../tests/convert/build.rs"]
 mod build;
 #[path = "../../tests/golden/mod.rs"]
 mod golden;
-#[allow(dead_code, reason = "the tests' builder has more than is needed here")]
+#[allow(dead_code, reason = "the builder of the tests has more than the seeds need")]
 #[path = "../../tests/container/raw.rs"]
 mod raw;
 
 use build::{Block, Gguf, Meta};
-use cmf_gpu::container::{Mask, MaskShape, Masks, Sections, TensorSpec, Writer, hash64};
 use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
+use cmf_gpu::format::cmf::{CmfWriter, Sections};
+use cmf_gpu::format::{TensorSpec, hash64};
+use cmf_gpu::source::{Mask, MaskShape, Masks};
 use cmf_gpu::tools::shard::shard;
-use cmf_gpu_fuzz::joined;
+use cmf_gpu_fuzz::join_input;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -86,12 +89,15 @@ fn main() {
 
     for kind in ["gemma", "llama3", "qwen", "spm", "unigram"] {
         let json = std::fs::read(fixtures.join(format!("tokenizers/{kind}/tokenizer.json"))).expect("a fixture");
-        add("tokenizer", &joined("Grüße <s>, 世界\u{1f600}  ab".as_bytes(), &json));
+        add(
+            "tokenizer",
+            &join_input("Grüße <s>, 世界\u{1f600}  ab".as_bytes(), &json),
+        );
     }
     for json in tokenizers() {
         add(
             "tokenizer",
-            &joined("a b ab <s> é  1".as_bytes(), json.to_string().as_bytes()),
+            &join_input("a b ab <s> é  1".as_bytes(), json.to_string().as_bytes()),
         );
     }
 
@@ -110,7 +116,7 @@ fn main() {
         })
         .collect();
     let file = build::safetensors_f32(&tensors);
-    add("safetensors", &joined(config.to_string().as_bytes(), &file));
+    add("safetensors", &join_input(config.to_string().as_bytes(), &file));
     for model in [
         "llama3_rope",
         "qwen2",
@@ -122,7 +128,7 @@ fn main() {
         "qwen3_5_hub",
     ] {
         let config = std::fs::read(fixtures.join(format!("models/{model}/config.json"))).expect("a fixture");
-        add("safetensors", &joined(&config, &file));
+        add("safetensors", &join_input(&config, &file));
     }
 
     let gguf = gguf();
@@ -162,28 +168,29 @@ fn main() {
         "cmf",
         &std::fs::read(fixtures.join("interop/qwen2-q4tp-gfx-skillfile.cmf")).expect("a fixture"),
     );
-    narrowed(dir.path(), &add);
+    add_masked_models(dir.path(), &add);
 }
 
-/// Masks, skills and experts on a small scale, and their models in two parts with a signature.
-fn narrowed(dir: &Path, add: &dyn Fn(&str, &[u8])) {
-    let (model, out) = (dir.join("small.cmf"), dir.join("parts"));
+/// Small models with masks, skills and experts, whole and as two shards, and a signature.
+fn add_masked_models(dir: &Path, add: &dyn Fn(&str, &[u8])) {
+    let (model, out) = (dir.join("small.cmf"), dir.join("shards"));
     for dtype in Dtype::all() {
         small(&model, dtype);
         add("tools", &std::fs::read(&model).expect("a file"));
         let most = std::fs::metadata(&model).expect("a file").len() / 2 + 4096;
         let (paths, _) = shard(&model, most, &out, &mut |_, _| ControlFlow::Continue(())).expect("a split");
-        let parts: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).expect("a file")).collect();
-        if let [first, second] = parts.as_slice() {
-            add("parts", &joined(first, second));
+        let shards: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).expect("a file")).collect();
+        if let [first, second] = shards.as_slice() {
+            add("shards", &join_input(first, second));
         }
         let signature = json!({"alg": "ed25519-sha256", "pubkey": "00".repeat(32), "sha256": "00".repeat(32),
             "sig": "00".repeat(64)});
-        add("parts", &joined(&parts[0], signature.to_string().as_bytes()));
+        add("shards", &join_input(&shards[0], signature.to_string().as_bytes()));
     }
 }
 
-/// A layer of one piece and a mixture of three, with a mask, a skill for each, in one type.
+/// Writes a model with a dense layer and a layer of three experts, all of one type, with a mask and a skill for both
+/// layers.
 fn small(path: &Path, dtype: Dtype) {
     let mut header = raw::header();
     header["arch"]["intermediate_size"] = json!(64);
@@ -226,7 +233,7 @@ fn small(path: &Path, dtype: Dtype) {
     };
     let header = header.as_object().expect("an object").clone();
     let specs = names.iter().map(spec).collect();
-    let mut writer = Writer::create(path, header, specs, sections).expect("a file");
+    let mut writer = CmfWriter::create(path, header, specs, sections).expect("a file");
     for (_, [rows, cols]) in &names {
         let value = |i: usize| {
             if i % 50 == 0 {
@@ -250,7 +257,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.expect("an entry").path()).collect()
 }
 
-/// Every text in a JSON value.
+/// Calls `found` for every string in a JSON value.
 fn texts(value: &Value, found: &mut dyn FnMut(&str)) {
     match value {
         Value::String(text) => found(text),
@@ -350,7 +357,7 @@ fn gguf() -> Gguf {
     file.set("tokenizer.ggml.bos_token_id", Meta::U32(1));
     file.set("tokenizer.ggml.eos_token_id", Meta::U32(2));
     file.set("tokenizer.chat_template", Meta::Str("{{ messages[0].content }}".into()));
-    // F32, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 in turn.
+    // Type id and bytes per 32 values of F32, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; the matrices take them in turn.
     let kinds: [(u32, usize); 7] = [(0, 128), (1, 64), (8, 34), (2, 18), (3, 20), (6, 22), (7, 24)];
     for (i, (_, name, shape)) in TENSORS.iter().enumerate() {
         let (kind, bytes) = if shape.len() == 1 {
@@ -363,7 +370,7 @@ fn gguf() -> Gguf {
             name: (*name).into(),
             dims: shape.iter().rev().copied().collect(),
             kind,
-            // Small codes and scales, whatever the type.
+            // Bytes that are small codes and scales in every type.
             data: (0..count).map(|i| [0x00, 0x2c, 0x11, 0x3c][i % 4]).collect(),
             offset: None,
         });

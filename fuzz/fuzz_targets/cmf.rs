@@ -1,13 +1,14 @@
-//! Container: opened, verified, bound, planned, and, where it is small, run on the CPU.
+//! Opens, verifies, binds and plans a CMF file, and runs small networks on the CPU.
 #![no_main]
 
-use cmf_gpu::container::{Container, Tensors};
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::graph::Measured;
 use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::Kv;
-use cmf_gpu::model::bind;
-use cmf_gpu::program::{ExpertOptions, PlanOptions, plan};
+use cmf_gpu::lm::run::{Cancel, Generation, Session};
+use cmf_gpu::lm::{ExpertOptions, LowerOptions, lower};
+use cmf_gpu::model::{HeadInput, bind};
+use cmf_gpu::op::Kv;
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Generation, Session};
 use cmf_gpu_fuzz::{Counting, bounded, fix_container, on_disk, other_number, sections, splice};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 use std::ops::ControlFlow;
@@ -24,8 +25,10 @@ fuzz_target!(|input: &[u8]| {
 });
 
 fn use_container(path: &std::path::Path) {
-    let Ok(container) = Container::open(path) else { return };
-    let report = container.verify(&mut |_, _| {});
+    let Ok(container) = CmfContainer::open(path) else {
+        return;
+    };
+    let _ = container.verify(&mut |_, _| {});
     for id in 0..container.infos().len() {
         let _ = container.bytes(id);
     }
@@ -33,28 +36,32 @@ fn use_container(path: &std::path::Path) {
     let Ok(model) = bind(&container.header().arch, container.as_ref()) else {
         return;
     };
-    let options = PlanOptions {
+    let options = LowerOptions {
         ctx: 16,
         chunk: 8,
         kv: Kv::F16,
         max_binding: u64::MAX / 2,
         all_logits: false,
         drafts: 0,
+        draft_input: HeadInput::Stream,
         experts: ExpertOptions::default(),
     };
-    let Ok(plan) = plan(&model, container.as_ref(), &options) else {
+    let Ok(plan) = lower(&model, container.as_ref(), &options, &Measured::default()) else {
         return;
     };
-    // A large network may be slow; it is no finding.
-    if plan.buffer_bytes() > 16 << 20 || plan.weight_bytes() > 1 << 20 || model.layers.len() * model.loops > 16 {
+    // A large network is slow; that is no finding.
+    let graph = &plan.graph;
+    if graph.buffer_bytes() > 16 << 20 || graph.weight_bytes() > 1 << 20 || model.layers.len() * model.loops > 16 {
         return;
     }
-    // What a run may rely on is what opening checks.
-    let _ = report;
-    // The last mask, if there is one that can be run.
-    let masked = model.masks.masks.last().and_then(|mask| plan.with_mask(Some(mask)).ok());
-    let plan = Arc::new(masked.unwrap_or(plan));
-    let Ok(executor) = HostExecutor::new(plan.clone(), container) else {
+    // Use the last mask if the network can run it.
+    let masked = model
+        .masks
+        .masks
+        .last()
+        .and_then(|mask| plan.with_mask(Some(mask)).ok());
+    let plan = masked.unwrap_or(plan);
+    let Ok(executor) = HostExecutor::new(plan.graph.clone(), plan.selection.clone(), container) else {
         return;
     };
     let mut session = Session::new(plan, Box::new(executor));
@@ -72,16 +79,16 @@ fn use_container(path: &std::path::Path) {
 }
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
-    // Half of the mutations stay within one section, whose new length is written down where it belongs.
-    let part = sections(&data[..size]).into_iter().nth(seed as usize % 4).flatten();
-    if let Some(part) = part.filter(|part| seed & 8 == 0 && !part.is_empty()) {
-        let old = &data[part.clone()];
+    // Half of the mutations change one section and update its length in the envelope.
+    let section = sections(&data[..size]).into_iter().nth(seed as usize % 4).flatten();
+    if let Some(section) = section.filter(|section| seed & 8 == 0 && !section.is_empty()) {
+        let old = &data[section.clone()];
         let new = if seed.is_multiple_of(4) && seed & 16 == 0 {
             other_number(old, seed >> 5)
         } else {
-            mutated(old, part.start >= 4096 && part.end < size)
+            mutated(old, section.start >= 4096 && section.end < size)
         };
-        if let Some(file) = splice(&data[..size], part, &new).filter(|file| file.len() <= max_size) {
+        if let Some(file) = splice(&data[..size], section, &new).filter(|file| file.len() <= max_size) {
             data[..file.len()].copy_from_slice(&file);
             return file.len();
         }
@@ -89,12 +96,12 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     fuzzer_mutate(data, size, max_size)
 });
 
-/// Other bytes, as many if that is `fixed`.
+/// Mutates bytes; keeps their number if the length is `fixed`.
 fn mutated(old: &[u8], fixed: bool) -> Vec<u8> {
     let mut bytes = old.to_vec();
-    let room = old.len() + if fixed { 0 } else { 256 };
-    bytes.resize(room, 0);
-    let len = fuzzer_mutate(&mut bytes, old.len(), room);
-    bytes.truncate(if fixed { room } else { len });
+    let max_len = old.len() + if fixed { 0 } else { 256 };
+    bytes.resize(max_len, 0);
+    let len = fuzzer_mutate(&mut bytes, old.len(), max_len);
+    bytes.truncate(if fixed { max_len } else { len });
     bytes
 }

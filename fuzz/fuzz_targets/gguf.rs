@@ -1,10 +1,10 @@
-//! GGUF: read, and converted.
+//! Parses and converts a GGUF file, and opens the result.
 #![no_main]
 
-use cmf_gpu::container::Container;
-use cmf_gpu::container::gguf::Gguf;
 use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::format::gguf::Gguf;
 use cmf_gpu::text::Tokenizer;
 use cmf_gpu_fuzz::{Counting, bounded, on_disk, scratch};
 use libfuzzer_sys::fuzz_target;
@@ -22,8 +22,7 @@ fuzz_target!(|input: &[u8]| {
         }
         let quant = [Dtype::Q82f, Dtype::F16, Dtype::Q4tp][input.len() % 3];
         if convert(&path, &out, &Options::new(quant), &mut |_| ControlFlow::Continue(())).is_ok() {
-            // What was written is sound, whatever it was made of.
-            let container = Container::open(&out).expect("what convert writes can be opened");
+            let container = CmfContainer::open(&out).expect("the output of convert can be opened");
             assert!(container.verify(&mut |_, _| {}).failures.is_empty());
             if let Some(json) = container.tokenizer_json() {
                 let _ = Tokenizer::from_json(json).and_then(|tokenizer| tokenizer.encode("a b <s>", true));

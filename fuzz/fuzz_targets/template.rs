@@ -1,4 +1,4 @@
-//! Chat template: compiled and rendered.
+//! Compiles and renders a chat template.
 #![no_main]
 
 use cmf_gpu::text::{ChatTemplate, RenderOptions};

@@ -1,7 +1,7 @@
-//! What is done to containers as files: skills looked at, copies, splits, cuts. What comes out can be opened.
+//! Runs the file tools on a CMF file: reads skills, compacts, shards and cuts it, and opens the results.
 #![no_main]
 
-use cmf_gpu_fuzz::use_as_files::use_tools;
+use cmf_gpu_fuzz::file_tools::use_tools;
 use cmf_gpu_fuzz::{Counting, bounded, fix_container, on_disk, scratch};
 use libfuzzer_sys::fuzz_target;
 

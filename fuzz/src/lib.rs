@@ -1,50 +1,50 @@
-//! What the targets share: a bound on memory, files to open, and checksums that are always right.
+//! Shared parts of the fuzz targets: a limit on memory, temporary files, and correct checksums for mutated CMF files.
 //!
-//! Knows where checksums lie in a container, written down here once more and not taken from the code under test.
+//! The offsets in a CMF file are repeated here on purpose: the targets must not rely on the code under test.
 
-pub mod use_as_files;
+pub mod file_tools;
 
-use cmf_gpu::container::hash64;
+use cmf_gpu::format::hash64;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::TempDir;
 
-/// The system's allocator, counting.
+/// The system allocator, which counts allocated bytes.
 pub struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Bytes that any input may cost, and how many more for each of its own.
+/// Most bytes to allocate for any input, and for each byte of the input in addition.
 const BASE: usize = 64 << 20;
 const PER_BYTE: usize = 64;
 
-// SAFETY: every call goes to the system's allocator unchanged.
+// SAFETY: every call is forwarded to the system allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grown(layout.size());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of the same function of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         grown(layout.size());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of the same function of `System`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of the same function of `System`.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         grown(size);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of the same function of `System`.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -52,16 +52,15 @@ unsafe impl GlobalAlloc for Counting {
 fn grown(by: usize) {
     let live = LIVE.fetch_add(by, Ordering::Relaxed).saturating_add(by);
     if live > LIMIT.load(Ordering::Relaxed) {
-        // The fuzzer's own report of the crash may allocate.
+        // libFuzzer may allocate while it reports the crash.
         LIMIT.store(usize::MAX, Ordering::Relaxed);
-        eprintln!("an allocation of {by} bytes makes {live}, more than this input may cost");
+        eprintln!("allocating {by} bytes makes {live} bytes, more than this input may allocate");
         std::process::abort();
     }
 }
 
-/// Runs `work` on an input of `len` bytes; allocations far beyond that end the process.
-///
-/// Panics that the code under test catches are silent; those it does not catch end the process, too.
+/// Runs `work` on an input of `len` bytes. Aborts the process if `work` allocates more than the limit for such an
+/// input, or if it panics. Panics that the code under test catches are not printed.
 pub fn bounded(len: usize, work: impl FnOnce()) {
     static QUIET: LazyLock<()> = LazyLock::new(|| {
         let loud = std::panic::take_hook();
@@ -77,12 +76,12 @@ pub fn bounded(len: usize, work: impl FnOnce()) {
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
     LIMIT.store(usize::MAX, Ordering::Relaxed);
     if done.is_err() {
-        eprintln!("a panic that nothing caught; FUZZ_LOUD=1 shows it");
+        eprintln!("a panic was not caught; FUZZ_LOUD=1 prints it");
         std::process::abort();
     }
 }
 
-/// A directory in memory, where there is one.
+/// A temporary directory, in memory if possible.
 pub fn scratch() -> &'static PathBuf {
     static DIR: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {
         let dir = tempfile::tempdir_in("/dev/shm")
@@ -94,14 +93,15 @@ pub fn scratch() -> &'static PathBuf {
     &DIR.1
 }
 
-/// `bytes` as the file `name` of [`scratch`].
+/// Writes `bytes` to the file `name` in [`scratch`] and returns its path.
 pub fn on_disk(name: &str, bytes: &[u8]) -> PathBuf {
     let path = scratch().join(name);
     std::fs::write(&path, bytes).expect("a file in the temporary directory");
     path
 }
 
-/// Where the header, the directory, the blob and the vocabulary say they are, if that is in the file.
+/// The ranges of header, directory, weights and vocabulary as the envelope declares them; `None` for those outside
+/// the file.
 pub fn sections(file: &[u8]) -> [Option<std::ops::Range<usize>>; 4] {
     [0x10, 0x20, 0x30, 0x50].map(|at| {
         let (off, len) = (u64_at(file, at)?, u64_at(file, at + 8)?);
@@ -110,7 +110,7 @@ pub fn sections(file: &[u8]) -> [Option<std::ops::Range<usize>>; 4] {
     })
 }
 
-/// Makes the checksums of payloads, header and directory those that a reader wants to see.
+/// Corrects the checksums of tensors, header and directory.
 pub fn fix_container(file: &mut [u8]) {
     let [header, directory, data, _] = sections(file);
     if let (Some(directory), Some(data)) = (&directory, data) {
@@ -140,24 +140,24 @@ fn u64_at(file: &[u8], at: usize) -> Option<u64> {
 }
 
 fn put(file: &mut [u8], at: usize, word: u64) {
-    if let Some(place) = file.get_mut(at..at + 8) {
-        place.copy_from_slice(&word.to_le_bytes());
+    if let Some(target) = file.get_mut(at..at + 8) {
+        target.copy_from_slice(&word.to_le_bytes());
     }
 }
 
-/// Replaces a part of a file by `with`. Header and directory may grow into the room before the blob, so that a longer header
-/// is still a header.
-pub fn splice(file: &[u8], part: std::ops::Range<usize>, with: &[u8]) -> Option<Vec<u8>> {
+/// Replaces the bytes of `range` by `with` and updates the envelope. Header and directory may grow into the free
+/// space before the weights, the vocabulary at the end of the file may have any length; other ranges keep their
+/// length. `None` if the replacement does not fit.
+pub fn splice(file: &[u8], range: std::ops::Range<usize>, with: &[u8]) -> Option<Vec<u8>> {
     let [header, directory, data, vocab] = sections(file);
     let mut out = file.to_vec();
-    let delta = with.len() as i64 - part.len() as i64;
-    if Some(&part) == header.as_ref() || Some(&part) == directory.as_ref() {
+    if Some(&range) == header.as_ref() || Some(&range) == directory.as_ref() {
         let (header, directory, data) = (header?, directory?, data?);
         if header.end > directory.start || directory.end > data.start {
             return None;
         }
         let mut head = file[..header.start].to_vec();
-        let (h, d) = match part == header {
+        let (h, d) = match range == header {
             true => (with, &file[directory]),
             false => (&file[header.clone()], with),
         };
@@ -173,19 +173,19 @@ pub fn splice(file: &[u8], part: std::ops::Range<usize>, with: &[u8]) -> Option<
         head.extend_from_slice(&file[data.start..]);
         return Some(head);
     }
-    if Some(&part) == vocab.as_ref() && part.end == file.len() {
+    if Some(&range) == vocab.as_ref() && range.end == file.len() {
         put(&mut out, 0x58, with.len() as u64);
-        out.truncate(part.start);
+        out.truncate(range.start);
         out.extend_from_slice(with);
         return Some(out);
     }
-    (delta == 0).then(|| {
-        out[part].copy_from_slice(with);
+    (with.len() == range.len()).then(|| {
+        out[range].copy_from_slice(with);
         out
     })
 }
 
-/// Values that sizes, counts and constants go wrong at.
+/// Numbers that often break code: limits of integer types, powers of two and their neighbours, and no number at all.
 const VALUES: [&str; 28] = [
     "0",
     "1",
@@ -217,9 +217,10 @@ const VALUES: [&str; 28] = [
     "[]",
 ];
 
-/// JSON with one of its numbers, chosen by `seed`, replaced. Bytes alone seldom change into another text that is JSON.
+/// Replaces one number in a JSON text; `seed` chooses the number and its new value. Mutations of single bytes rarely
+/// result in valid JSON.
 pub fn other_number(json: &[u8], seed: u32) -> Vec<u8> {
-    let part_of_number = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'.' | b'-' | b'+' | b'e' | b'E');
+    let in_number = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'.' | b'-' | b'+' | b'e' | b'E');
     let starts = |&at: &usize| {
         json[at].is_ascii_digit() && matches!(at.checked_sub(1).map(|b| json[b]), Some(b':' | b',' | b'[' | b' '))
     };
@@ -227,20 +228,20 @@ pub fn other_number(json: &[u8], seed: u32) -> Vec<u8> {
     let Some(&at) = numbers.get(seed as usize % numbers.len().max(1)) else {
         return json.to_vec();
     };
-    let len = json[at..].iter().take_while(|&&byte| part_of_number(byte)).count();
+    let len = json[at..].iter().take_while(|&&byte| in_number(byte)).count();
     let value = VALUES[(seed >> 16) as usize % VALUES.len()];
     [&json[..at], value.as_bytes(), &json[at + len..]].concat()
 }
 
-/// Two parts in one input: a length, the first part, the second.
-pub fn halves(input: &[u8]) -> (&[u8], &[u8]) {
+/// Splits an input into two files: a u16 length, the first file, the second file.
+pub fn split_input(input: &[u8]) -> (&[u8], &[u8]) {
     let Some((len, rest)) = input.split_first_chunk::<2>() else {
         return (input, &[]);
     };
     rest.split_at(usize::from(u16::from_le_bytes(*len)).min(rest.len()))
 }
 
-/// What [`halves`] takes apart.
-pub fn joined(first: &[u8], second: &[u8]) -> Vec<u8> {
+/// The inverse of [`split_input`].
+pub fn join_input(first: &[u8], second: &[u8]) -> Vec<u8> {
     [&(first.len() as u16).to_le_bytes()[..], first, second].concat()
 }

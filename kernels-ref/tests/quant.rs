@@ -6,17 +6,17 @@ use serde_json::Value;
 type MakeDecoder = for<'a> fn(&'a [u8], usize, usize) -> Result<Box<dyn RowDecoder + 'a>, BadPayload>;
 
 const DTYPES: [(&str, MakeDecoder); 11] = [
-    ("f32", dtype::f32::decoder),
-    ("q8_row", dtype::q8_row::decoder),
-    ("q4_block", dtype::q4_block::decoder),
-    ("vbit", dtype::vbit::decoder),
-    ("q8_2f", dtype::q8_2f::decoder),
-    ("vbit_ro", dtype::vbit_ro::decoder),
-    ("q4_tiled", dtype::q4_tiled::decoder),
-    ("q1", dtype::q1::decoder),
-    ("q1s", dtype::q1s::decoder),
-    ("q1t", dtype::q1t::decoder),
-    ("q4tp", dtype::q4tp::decoder),
+    ("f32", dtype::float::f32),
+    ("q8_row", dtype::q8::q8_row),
+    ("q4_block", dtype::q4::q4_block),
+    ("vbit", dtype::vbit::vbit),
+    ("q8_2f", dtype::q8::q8_2f),
+    ("vbit_ro", dtype::vbit::vbit_ro),
+    ("q4_tiled", dtype::q4::q4_tiled),
+    ("q1", dtype::q1::q1),
+    ("q1s", dtype::q1::q1s),
+    ("q1t", dtype::q1::q1t),
+    ("q4tp", dtype::q4::q4tp),
 ];
 
 struct Fixture {
@@ -72,7 +72,7 @@ fn decode(make: MakeDecoder, payload: &[u8], rows: usize, cols: usize) -> Vec<f3
 #[test]
 fn all_16_bit_floats_are_what_their_bits_mean() {
     let payload: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    let formats: [(MakeDecoder, u32, u32); 2] = [(dtype::f16::decoder, 5, 10), (dtype::bf16::decoder, 8, 7)];
+    let formats: [(MakeDecoder, u32, u32); 2] = [(dtype::float::f16, 5, 10), (dtype::float::bf16, 8, 7)];
     for (make, exponent_bits, mantissa_bits) in formats {
         let bias = (1 << (exponent_bits - 1)) - 1;
         let found = decode(make, &payload, 256, 256);
@@ -224,7 +224,7 @@ fn the_last_of_two_overlay_entries_counts() {
         entry(33, one),
     ]
     .concat();
-    let values = decode(dtype::q1s::decoder, &payload, 2, 32);
+    let values = decode(dtype::q1::q1s, &payload, 2, 32);
     assert_eq!((values[1], values[33]), (2.0, 1.0));
     assert!(
         values
@@ -239,14 +239,10 @@ fn a_bit_width_is_refused_even_if_the_length_fits() {
     for width in 0..=9usize {
         let payload = [vec![width as u8], vec![0; 2 + 4 * width]].concat();
         let allowed = matches!(width, 3..=6 | 8);
-        assert_eq!(dtype::vbit::decoder(&payload, 1, 32).is_ok(), allowed, "{width} bits");
+        assert_eq!(dtype::vbit::vbit(&payload, 1, 32).is_ok(), allowed, "{width} bits");
         let offsets = [0u32, 4 * width as u32].map(u32::to_le_bytes).concat();
         let payload = [vec![width as u8], vec![0; 2], offsets, vec![0; 4 * width]].concat();
-        assert_eq!(
-            dtype::vbit_ro::decoder(&payload, 1, 32).is_ok(),
-            allowed,
-            "{width} bits"
-        );
+        assert_eq!(dtype::vbit::vbit_ro(&payload, 1, 32).is_ok(), allowed, "{width} bits");
     }
 }
 
@@ -264,7 +260,7 @@ fn packed_rows_may_not_overlap() {
         ([1, 13, 25], false),
     ] {
         assert_eq!(
-            dtype::vbit_ro::decoder(&payload(offsets), 2, 32).is_ok(),
+            dtype::vbit::vbit_ro(&payload(offsets), 2, 32).is_ok(),
             fits,
             "{offsets:?}"
         );

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Writes tests/fixtures/fields: small networks that use what no recorded model has, and their logits by network.py.
+"""Writes tests/fixtures/fields: small networks with header fields that no golden model has, and their logits by network.py.
 
-NAME.json holds the header's `arch`, the tensors, the tokens and variants of the network, each with merge patches of both;
-NAME.logits is f32, a row for each token, then one for the last token of each variant. Every variant says which fields it is
-about and has to be far from the network itself, so that an engine that ignores a field cannot agree with both.
+NAME.json holds `arch`, the tensors, the tokens, and variants of the network: merge patches (RFC 7396) of `arch` and of the
+tensors. NAME.logits is f32: one row per token, then one row per variant, for the last token. Each variant lists in `about`
+the fields that it changes. Its logits must differ clearly from those of the network, so that an engine that ignores one of
+these fields cannot match both.
 
-Weights are not stored. Tensor `name`, given as [shape, base, exponent], has base + (u_i - 512) * 2^exponent as element i,
-with u_i the upper 10 bits of SplitMix64's output for the state fnv1a(seed/name) + (i + 1) * 0x9E3779B97F4A7C15. That is
-exact in f16.
+Weights are not stored. Element i of tensor `name`, described as [shape, base, exponent], is base + (u_i - 512) * 2^exponent,
+where u_i is the upper 10 bits of the output of SplitMix64 for the state fnv1a(seed/name) + (i + 1) * 0x9E3779B97F4A7C15.
+These values are exact in f16.
 """
 import json
 from pathlib import Path
@@ -19,9 +20,9 @@ from network import Network
 FIXTURES = Path(__file__).resolve().parents[2] / "tests/fixtures/fields"
 TOKENS = 21
 VOCAB = 72
-# Tests compare within 1e-3.
+# The smallest difference between the logits of a network and of a variant; tests compare with a tolerance of 1e-3.
 APART = 0.05
-# In the scores that rank experts: f32 sums move them by 1e-6.
+# The smallest gap between the scores of experts; f32 sums change scores by up to 1e-6.
 CLOSEST_ROUTE = 1e-3
 
 
@@ -40,7 +41,7 @@ def values(seed, name, shape, base, exponent):
 
 
 def matrix(rows, cols, louder=0):
-    """Keeps the size of its input, or multiplies it by 2^louder."""
+    """A matrix whose output has about the magnitude of its input, times 2^louder."""
     return [[rows, cols], 0, round(np.log2(1 / (np.sqrt(cols) * 296))) + louder]
 
 
@@ -70,16 +71,16 @@ class Layers:
 
     def attention(self, layer, heads, kv_heads, gate=False, head_norms=False, bias=False):
         hidden, dim = self.arch["hidden_size"], self.arch["head_dim"]
-        part = lambda name: f"model.layers.{layer}.self_attn.{name}"
+        full = lambda name: f"model.layers.{layer}.self_attn.{name}"
         rows = {"q_proj": heads * dim * (2 if gate else 1), "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         for name, count in rows.items():
-            self.tensors[part(name) + ".weight"] = matrix(count, hidden, 0 if head_norms or name == "v_proj" else 1)
+            self.tensors[full(name) + ".weight"] = matrix(count, hidden, 0 if head_norms or name == "v_proj" else 1)
             if bias:
-                self.tensors[part(name) + ".bias"] = noise(count)
-        self.tensors[part("o_proj.weight")] = matrix(hidden, heads * dim)
+                self.tensors[full(name) + ".bias"] = noise(count)
+        self.tensors[full("o_proj.weight")] = matrix(hidden, heads * dim)
         if head_norms:
             for name in ("q_norm", "k_norm"):
-                self.tensors[part(name) + ".weight"] = self.norm(dim)
+                self.tensors[full(name) + ".weight"] = self.norm(dim)
 
     def delta_net(self, layer):
         hidden, get = self.arch["hidden_size"], lambda key: self.arch["linear_" + key]
@@ -131,19 +132,19 @@ def base(name, layers, **more):
         "layer_types": ["FullAttention"] * layers,
         "rms_norm_eps": 1e-6,
         "norm_style": "qwen",
-        # Slow frequencies would hardly turn within so few tokens.
+        # A small base, so that every pair rotates visibly within a few tokens.
         "rope_theta": 100.0,
     }
     return arch | more
 
 
 def without(*fields, **tensors):
-    """A variant whose header lacks fields."""
+    """A variant without the given header fields."""
     return {"about": list(fields), "arch": dict.fromkeys(fields), "tensors": tensors}
 
 
 def attention():
-    """What attention can be told: heads, rotation, norms, gates and scores by layer; factors at both ends."""
+    """Fields of attention: heads per layer, rotation, norms, gates, score changes; factors of embedding and logits."""
     heads, kv_heads = [4, 2, 6, 2], [2, 1, 3, 2]
     arch = base(
         "attention", 4,
@@ -186,14 +187,14 @@ def attention():
         without("kv_heads_per_layer") | {"tensors": differ(network(heads, [2] * 4, (1, 2)))},
         {"about": ["output gate"], "arch": {}, "tensors": differ(network(heads, kv_heads, ()))},
         {"about": ["q_norm", "k_norm"], "arch": {}, "tensors": head_norms},
-        # Without YaRN's factor only the weights of the norm tell the orders apart.
+        # Without the factor of YaRN the order of norm and rotation matters only through the weights of the norm.
         {"about": ["qk_norm_after_rope"], "arch": {"qk_norm_after_rope": None, "yarn": None}, "tensors": {}},
     ]
     return arch, tensors, variants
 
 
 def mixture():
-    """Layers with and without experts, as many as each has, and what becomes of a router's logits."""
+    """Layers with and without experts, different numbers of experts per layer, and the fields of the router."""
     moe = {
         "num_experts": 8,
         "top_k": 3,
@@ -212,10 +213,10 @@ def mixture():
     net.mixture(1, 5, bias=True, shared=True)
     net.dense(2, 32)
     net.mixture(3, 7, bias=True, shared=True, shared_gate=True)
-    # Fewer than a token takes.
+    # Fewer experts than top_k.
     net.mixture(4, 2)
     net.mixture(5, 8, shared=True)
-    part = lambda end: {name: None for name in net.tensors if end in name}
+    removed = lambda end: {name: None for name in net.tensors if end in name}
     other = lambda **changes: {"about": list(changes), "arch": {"moe": changes}, "tensors": {}}
     variants = [
         other(router_sigmoid=None),
@@ -223,11 +224,11 @@ def mixture():
         other(norm_topk_prob=False),
         other(router_sigmoid=False, norm_topk_prob=False),
         other(top_k=1),
-        {"about": ["expert_bias"], "arch": {}, "tensors": part("expert_bias")},
-        {"about": ["expert_bias", "router_sigmoid"], "arch": {"moe": {"router_sigmoid": None}}, "tensors": part("expert_bias")},
-        {"about": ["shared_expert_gate"], "arch": {}, "tensors": part("shared_expert_gate")},
-        {"about": ["shared_expert"], "arch": {}, "tensors": part("shared_expert")},
-        {"about": ["layers without experts"], "arch": {}, "tensors": part("layers.3.mlp") | dense_in_place(net, 3)},
+        {"about": ["expert_bias"], "arch": {}, "tensors": removed("expert_bias")},
+        {"about": ["expert_bias", "router_sigmoid"], "arch": {"moe": {"router_sigmoid": None}}, "tensors": removed("expert_bias")},
+        {"about": ["shared_expert_gate"], "arch": {}, "tensors": removed("shared_expert_gate")},
+        {"about": ["shared_expert"], "arch": {}, "tensors": removed("shared_expert")},
+        {"about": ["layers without experts"], "arch": {}, "tensors": removed("layers.3.mlp") | dense_in_place(net, 3)},
         without("sliding_window_pattern"),
     ]
     return arch, net.tensors, variants
@@ -240,7 +241,7 @@ def dense_in_place(net, layer):
 
 
 def passes():
-    """A stack that is applied three times, with a recurrence and a mixture in it, and norms around some blocks."""
+    """A looped network: three iterations over its layers, among them a recurrent and a mixture layer, with post norms in two."""
     moe = {
         "num_experts": 4,
         "top_k": 2,
@@ -293,7 +294,7 @@ def passes():
 
 
 def patched(value, patch):
-    """RFC 7396."""
+    """Applies a merge patch (RFC 7396)."""
     if not isinstance(patch, dict):
         return patch
     value = dict(value) if isinstance(value, dict) else {}
@@ -312,7 +313,7 @@ def run(seed, arch, tensors, tokens):
 
 
 def attempt(seed, arch, tensors, variants, tokens):
-    """The rows of a seed, or `None` where experts rank too close to each other."""
+    """The logits for a seed, or `None` if the scores of two experts are too close."""
     logits, closest = run(seed, arch, tensors, tokens)
     rows, apart = list(logits), []
     for variant in variants:
@@ -323,7 +324,7 @@ def attempt(seed, arch, tensors, variants, tokens):
     if closest < CLOSEST_ROUTE:
         return None
     for variant, distance in zip(variants, apart):
-        print(f"  {distance:6.3f} apart: {', '.join(variant['about'])}")
+        print(f"  differs by {distance:6.3f}: {', '.join(variant['about'])}")
         assert distance >= APART, variant["about"]
     return np.array(rows, dtype="<f4")
 
@@ -339,7 +340,7 @@ def main():
             rows = attempt(seed, arch, tensors, variants, tokens)
             if rows is not None:
                 break
-        print(f"{name}: seed {seed}, logits of size {np.std(rows):.2f}")
+        print(f"{name}: seed {seed}, standard deviation of the logits {np.std(rows):.2f}")
         text = {"seed": seed, "tokens": tokens, "arch": arch, "tensors": tensors, "variants": variants}
         (FIXTURES / f"{name}.json").write_text(json.dumps(text, separators=(",", ":")) + "\n")
         (FIXTURES / f"{name}.logits").write_bytes(rows.tobytes())

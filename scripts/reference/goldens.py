@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks network.py against what Hugging Face transformers computed: goldens.py [NAME...]
+"""Compares network.py with recorded results of Hugging Face transformers: goldens.py [NAME...]
 
-Reads tests/fixtures/models, whose layout tests/golden/mod.rs describes.
+Reads tests/fixtures/models; tests/golden/mod.rs documents their layout.
 """
 import json, struct, sys
 from pathlib import Path
@@ -41,7 +41,7 @@ def weights(path):
 
 
 def recorded(path):
-    """Name -> (values, how far each may be from what was recorded)."""
+    """Name -> (values, largest rounding error of their packing)."""
     header, data = split(path)
     tensors, at = {}, 0
     for name, info in header.items():
@@ -58,7 +58,7 @@ def recorded(path):
 
 
 def arch_of(config):
-    """The header of a model of one of the families that are checked."""
+    """The header `arch` for the config of one of the models in NAMES."""
     family, layers = config["model_type"], config["num_hidden_layers"]
     gemma = family.startswith("gemma")
     rope = config.get("rope_parameters") or {}
@@ -116,7 +116,7 @@ def check(name):
             wanted, slack = values[key]
             assert rows.shape == wanted.shape, (name, key)
             worst = max(worst, np.max(np.abs(rows - wanted) + slack))
-    print(f"{name:<12} {worst:.1e} apart at most")
+    print(f"{name:<12} largest difference {worst:.1e}")
     assert worst <= TOLERANCE, name
 
 

@@ -1,7 +1,7 @@
-"""The network that a header's `arch` and a set of tensors describe, written from the format's text in float64.
+"""A decoder language model in float64, implemented from the text of the format specification.
 
-A second opinion on the engine and nothing else: no cache, no chunks, one loop a line of the text. `arch` is the header's
-object, `tensors` maps names to arrays. Needs numpy.
+An independent check of the engine: it has no cache and no chunks, and follows the specification line by line. `arch` is
+the object of that name in the header of a model file; `tensors` maps names to arrays. Needs numpy.
 """
 import numpy as np
 
@@ -35,7 +35,7 @@ class Network:
     def __init__(self, arch, tensors):
         self.arch = {key: value for key, value in arch.items() if value is not None}
         self.tensors = tensors
-        # The smallest distance between the last expert that was taken and the first that was not, in what ranks them.
+        # The smallest gap between the ranking values of the last chosen expert and the first expert not chosen.
         self.closest_route = np.inf
 
     def get(self, key, default=None):
@@ -57,7 +57,7 @@ class Network:
         return {"silu": silu, "gelu_tanh": gelu_tanh}[self.get("hidden_act", "silu")](x)
 
     def logits(self, tokens):
-        """One row a token."""
+        """Logits, one row per token."""
         embedding = self.tensors["model.embed_tokens.weight"]
         x = embedding[tokens] * self.get("embed_multiplier", 1)
         loops = self.get("num_loops", 1)
@@ -68,7 +68,7 @@ class Network:
                 x = self.norm(x, "model.norm")
         x = self.norm(x, "model.norm")
         head = embedding if self.get("tie_word_embeddings") else self.tensors["lm_head.weight"]
-        # Nothing says which of these is first, so a network here has one of them only.
+        # The specification does not say which of these is applied first, so no network here has both.
         assert not (self.get("logit_multiplier") and self.get("final_logit_softcapping"))
         return capped(x @ head.T * self.get("logit_multiplier", 1), self.get("final_logit_softcapping"))
 
@@ -90,7 +90,7 @@ class Network:
         return types[layer] == "SlidingAttention"
 
     def frequencies(self, slides):
-        """Radians a position of each rotated pair, and the factor of cos and sin."""
+        """The angle per position of each rotated pair, in radians, and the factor of cos and sin."""
         share, theta = self.get("partial_rotary_factor", 1), self.get("rope_theta", 10000)
         local = slides and ("rope_local_base_freq" in self.arch or "local_partial_rotary_factor" in self.arch)
         if local:
@@ -107,7 +107,7 @@ class Network:
         if not yarn:
             return inv_freq, 1.0
         factor, original = yarn["factor"], yarn["original_max_position_embeddings"]
-        # The pair that turns `beta` times within the original context.
+        # The pair that makes `beta` full turns within the original context.
         pair = lambda beta: rotated * np.log(original / (beta * 2 * np.pi)) / (2 * np.log(theta))
         low = max(np.floor(pair(yarn.get("beta_fast", 32))), 0)
         high = min(np.ceil(pair(yarn.get("beta_slow", 1))), rotated - 1)
@@ -116,7 +116,7 @@ class Network:
         return inv_freq, yarn.get("attention_factor", 0.1 * np.log(factor) + 1)
 
     def rotate(self, x, slides):
-        """x [token, head, element]: element k of the rotated part turns with element k + half of it."""
+        """x [token, head, element]: rotates element k together with element k + half the rotated width."""
         inv_freq, factor = self.frequencies(slides)
         half = len(inv_freq)
         angles = np.arange(len(x))[:, None] * inv_freq
@@ -132,7 +132,7 @@ class Network:
         q = self.linear(x, at + "q_proj").reshape(count, heads, -1)
         k = self.linear(x, at + "k_proj").reshape(count, kv_heads, dim)
         v = self.linear(x, at + "v_proj").reshape(count, kv_heads, dim)
-        # Twice as wide: each head's query, then its gate.
+        # With an output gate, q_proj has twice as many rows: for each head its query, then its gate.
         q, gate = q[..., :dim], q[..., dim:]
         steps = [lambda y, name: self.norm(y, name) if self.has(name + ".weight") else y, lambda y, _: self.rotate(y, slides)]
         if self.get("qk_norm_after_rope"):
@@ -154,7 +154,7 @@ class Network:
         return self.linear(read.reshape(count, -1), at + "o_proj")
 
     def delta_net(self, x, layer):
-        """Gated DeltaNet with its inputs apart."""
+        """Gated DeltaNet with separate input projections."""
         at = f"model.layers.{layer}.linear_attn."
         count = len(x)
         keys, key_dim = self.arch["linear_num_key_heads"], self.arch["linear_key_head_dim"]

@@ -1,9 +1,11 @@
-// Units with an f16 scale each, row by row without gaps: a row's first may be the upper half of a word.
+// One f16 scale for each group. The scales of all rows follow each other without padding, so those of a row may begin
+// in the upper half of a word.
+// Needs: weights.wgsl; `scales` [rows, groups] of f16; params.groups.
 struct Row { code: u32 }
 
-fn row_open(row: u32) -> Row { return Row(row * params.units); }
+fn row_open(row: u32) -> Row { return Row(row * params.groups); }
 
-fn unit_scale(row: Row, unit: u32) -> f32 {
-    let i = row.code + unit;
+fn group_scale(row: Row, group: u32) -> f32 {
+    let i = row.code + group;
     return half((scales[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu);
 }

@@ -1,18 +1,22 @@
-// The scale of a 4-bit unit is a rung of its row's ladder, 2^(lo + code * step) with a 5-bit code. A row's record is its
-// lo and step, two halves in a word, and its codes, least significant bit first, padded to whole words.
+// Scales of groups of 4-bit codes: 2^(lo + code * step), with a 5-bit code for each group, and lo and step for each
+// row. `scales` has a record for each row: lo and step, two f16 in a word, then the codes, least significant bit
+// first, padded to whole words.
+// Needs: nib4_codes.wgsl, weights.wgsl; `scales`; params.groups. KEEPS_ROWS: whether there are registers for lo and
+// step of a row.
 struct Row { code: u32, record: u32, ladder: u32 }
 
 fn row_open(row: u32) -> Row {
-    let record = row * (1u + ((params.units * 5u + 31u) >> 5u));
+    let record = row * (1u + ((params.groups * 5u + 31u) >> 5u));
     var ladder = 0u;
     if (KEEPS_ROWS) { ladder = scales[record]; }
-    return Row(row * params.units, record, ladder);
+    return Row(row * params.groups, record, ladder);
 }
 
-// 2^t: the nearest whole power times a polynomial of what is left, the one through 2^f at the six Chebyshev nodes of
-// [-1/2, 1/2] and at 0, 9e-9 off at most. Every step is defined to the bit, which the exp2 of drivers is not.
+// 2^t, with the same bits on every device, which exp2 does not guarantee: the nearest whole power times a polynomial
+// of the rest f. The polynomial equals 2^f at 0 and at the six Chebyshev nodes of [-1/2, 1/2]; its error is at most
+// 9e-9.
 fn power_of_two(t: f32) -> f32 {
-    // What lies outside becomes 0 or infinite.
+    // Other arguments give 0 or infinity.
     let bounded = clamp(t, -127.0, 128.0);
     let whole = round(bounded);
     let f = bounded - whole;
@@ -25,16 +29,16 @@ fn power_of_two(t: f32) -> f32 {
     return bitcast<f32>(bitcast<i32>(p) + (i32(whole) << 23u));
 }
 
-fn unit_scale(row: Row, unit: u32) -> f32 {
-    let bit = unit * 5u;
+fn group_scale(row: Row, group: u32) -> f32 {
+    let bit = group * 5u;
     let word = row.record + 1u + (bit >> 5u);
     let shift = bit & 31u;
-    // The next word matters when the code straddles; the plane ends with a spare word.
+    // The code may continue in the next word. The plane ends with a spare word, so that there always is one.
     let straddle = select(0u, scales[word + 1u] << ((32u - shift) & 31u), shift > 27u);
     let code = ((scales[word] >> shift) | straddle) & 31u;
-    // Kernels of eight rows a thread read it again for every unit: they have no registers to keep it.
-    var pair = row.ladder;
-    if (!KEEPS_ROWS) { pair = scales[row.record]; }
-    let ladder = halves(pair);
+    // Kernels with eight rows in a thread read lo and step for every group: they have no registers to keep them.
+    var words = row.ladder;
+    if (!KEEPS_ROWS) { words = scales[row.record]; }
+    let ladder = halves(words);
     return power_of_two(fma(f32(i32(code)), ladder.y, ladder.x));
 }

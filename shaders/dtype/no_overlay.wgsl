@@ -1,4 +1,4 @@
-// Every weight is what its code says.
+// The overlay interface of weight types without an overlay.
 const HAS_OVERLAY: bool = false;
 
 fn overlay_range(row: Row) -> vec2<u32> { return vec2<u32>(0u); }

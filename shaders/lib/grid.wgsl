@@ -1,2 +1,2 @@
-// Large grids are folded into rows of GRID_WIDTH workgroups, since one side holds 65,535 at most.
-fn folded(group: vec3<u32>) -> u32 { return group.y * GRID_WIDTH + group.x; }
+// The index of a workgroup in a folded grid: rows of GRID_WIDTH workgroups. One side of a grid has at most 65,535.
+fn workgroup_index(workgroup: vec3<u32>) -> u32 { return workgroup.y * GRID_WIDTH + workgroup.x; }

@@ -1,22 +1,22 @@
-// A tile of 4 rows of weights against 8 columns of activations, each sum taken along the row in one chain. Shared by the
-// matmul family; needs `x` [columns, 8*units vectors].
+// A tile of the matmul family: 4 rows of weights times up to 8 tokens. Each sum is one chain along the row.
+// Needs: dtype; vector.wgsl, weights.wgsl, tokens.wgsl; `x` [tokens, 8*groups vectors], `batch`; params.groups.
 struct Rows4 { r0: Row, r1: Row, r2: Row, r3: Row }
 
-// Eight weights of four rows, transposed: one vector holds one column of the four rows.
-struct Block {
+// Eight columns of four rows: vector k_i is column i of all four rows.
+struct Weights4x8 {
     k0: vec4<f32>, k1: vec4<f32>, k2: vec4<f32>, k3: vec4<f32>,
     k4: vec4<f32>, k5: vec4<f32>, k6: vec4<f32>, k7: vec4<f32>,
 }
 
-// The units of a row, none if the run has no columns. Besides: a loop or a branch that depends on uniforms alone makes the
-// software Vulkan driver specialise and compile the kernel anew at every dispatch, so no hot kernel has one.
-fn units_of_run() -> u32 { return params.units * min(ctl.columns, 1u); }
+// The groups of a row; 0 if the run has no tokens. The bound depends on a storage buffer for another reason: for a
+// loop that depends on uniforms alone, Mesa's software Vulkan driver compiles the kernel anew at every dispatch.
+fn groups_of_run() -> u32 { return params.groups * min(batch.count, 1u); }
 
 fn rows_open(rows: vec4<u32>) -> Rows4 {
     return Rows4(row_open(rows.x), row_open(rows.y), row_open(rows.z), row_open(rows.w));
 }
 
-// The four rows from `first`, at most `last`.
+// Numbers of the four rows from `first`; rows after `last` repeat it.
 fn rows_from(first: u32, last: u32) -> vec4<u32> {
     return min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
 }
@@ -25,18 +25,19 @@ fn row_scales(rows: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(row_scale(rows.x), row_scale(rows.y), row_scale(rows.z), row_scale(rows.w));
 }
 
-fn unit_scales(rows: Rows4, unit: u32) -> vec4<f32> {
+fn group_scales(rows: Rows4, group: u32) -> vec4<f32> {
     return vec4<f32>(
-        unit_scale(rows.r0, unit), unit_scale(rows.r1, unit), unit_scale(rows.r2, unit), unit_scale(rows.r3, unit),
+        group_scale(rows.r0, group), group_scale(rows.r1, group), group_scale(rows.r2, group), group_scale(rows.r3, group),
     );
 }
 
-fn block(rows: Rows4, part: u32, unit: u32, j: u32, s: vec4<f32>) -> Block {
-    let a = prep_w(part, unit, j, codes8(rows.r0, unit, j));
-    let b = prep_w(part, unit, j, codes8(rows.r1, unit, j));
-    let c = prep_w(part, unit, j, codes8(rows.r2, unit, j));
-    let d = prep_w(part, unit, j, codes8(rows.r3, unit, j));
-    return Block(
+// Columns 8j to 8j + 7 of a group, times the scales s of the four rows' groups.
+fn load_weights(rows: Rows4, tensor: u32, group: u32, j: u32, s: vec4<f32>) -> Weights4x8 {
+    let a = prep_w(tensor, group, j, codes8(rows.r0, group, j));
+    let b = prep_w(tensor, group, j, codes8(rows.r1, group, j));
+    let c = prep_w(tensor, group, j, codes8(rows.r2, group, j));
+    let d = prep_w(tensor, group, j, codes8(rows.r3, group, j));
+    return Weights4x8(
         s * vec4<f32>(a.a.x, b.a.x, c.a.x, d.a.x), s * vec4<f32>(a.a.y, b.a.y, c.a.y, d.a.y),
         s * vec4<f32>(a.a.z, b.a.z, c.a.z, d.a.z), s * vec4<f32>(a.a.w, b.a.w, c.a.w, d.a.w),
         s * vec4<f32>(a.b.x, b.b.x, c.b.x, d.b.x), s * vec4<f32>(a.b.y, b.b.y, c.b.y, d.b.y),
@@ -44,12 +45,13 @@ fn block(rows: Rows4, part: u32, unit: u32, j: u32, s: vec4<f32>) -> Block {
     );
 }
 
-// The sums of four rows and four columns.
-struct Four { c0: vec4<f32>, c1: vec4<f32>, c2: vec4<f32>, c3: vec4<f32> }
+// Sums of four rows, for each of four tokens.
+struct SumsOf4Tokens { c0: vec4<f32>, c1: vec4<f32>, c2: vec4<f32>, c3: vec4<f32> }
 
-// Adds the overlay of the row whose place in the sums is `one`; the columns begin at vector `base`.
-fn overlay_row(sums: Four, row: Row, one: vec4<f32>, base: u32) -> Four {
-    let stride = params.units * 8u;
+// Adds the overlay of one row. row_unit: 1 in the component of this row, else 0. The four tokens begin at vector
+// `base` of x.
+fn overlay_row(sums: SumsOf4Tokens, row: Row, row_unit: vec4<f32>, base: u32) -> SumsOf4Tokens {
+    let stride = params.groups * 8u;
     let range = overlay_range(row);
     var v = sums;
     for (var entry = range.x; entry < range.y; entry += 1u) {
@@ -57,7 +59,7 @@ fn overlay_row(sums: Four, row: Row, one: vec4<f32>, base: u32) -> Four {
         let col = overlay_col(entry);
         let i = base + (col >> 2u);
         let k = col & 3u;
-        let change = one * overlay_change(row, entry);
+        let change = row_unit * overlay_change(row, entry);
         v.c0 = fma(change, vec4<f32>(x[i][k]), v.c0);
         v.c1 = fma(change, vec4<f32>(x[i + stride][k]), v.c1);
         v.c2 = fma(change, vec4<f32>(x[i + 2u * stride][k]), v.c2);
@@ -66,8 +68,8 @@ fn overlay_row(sums: Four, row: Row, one: vec4<f32>, base: u32) -> Four {
     return v;
 }
 
-// The sums with the overlays of all four rows, where there are any.
-fn overlaid(sums: Four, rows: Rows4, base: u32) -> Four {
+// Adds the overlays of all four rows, if the type has overlays.
+fn add_overlays(sums: SumsOf4Tokens, rows: Rows4, base: u32) -> SumsOf4Tokens {
     var v = sums;
     if (HAS_OVERLAY) {
         v = overlay_row(v, rows.r0, vec4<f32>(1.0, 0.0, 0.0, 0.0), base);
@@ -78,8 +80,8 @@ fn overlaid(sums: Four, rows: Rows4, base: u32) -> Four {
     return v;
 }
 
-// Eight more terms of four sums of one column, whose activations begin at vector i.
-fn column(acc: vec4<f32>, w: Block, i: u32) -> vec4<f32> {
+// Adds eight columns to the four sums of one token. The activations of these columns begin at vector i of x.
+fn add_terms(acc: vec4<f32>, w: Weights4x8, i: u32) -> vec4<f32> {
     let p = x[i];
     let q = x[i + 1u];
     var v = fma(w.k0, vec4<f32>(p.x), acc);

@@ -1,9 +1,14 @@
-// 1 / sqrt(mean(h^2) + eps) of each column, from the sums of squares that the producer of h left, one for each 4 elements;
-// needs `squares` [COLS, square_vectors padded to whole units of 8].
-struct Scales { c0: f32, c1: f32, c2: f32, c3: f32, c4: f32, c5: f32, c6: f32, c7: f32 }
+// The factor 1 / sqrt(mean(h^2) + eps) of a norm, from the sums of squares that the step before left, one for 4
+// elements of h. The kernel multiplies its products by this factor, so the norm takes no step of its own.
+// Needs: team; vector.wgsl, canon.wgsl; `squares` [WIDTH, square_vectors padded to a multiple of 8];
+// params.square_vectors, .inv_cols, .eps.
 
-fn lane_squares(column: u32, logical: u32) -> vec4<f32> {
-    let base = column * ((params.square_vectors + 7u) & ~7u);
+// The factors of all tokens.
+struct NormScales { c0: f32, c1: f32, c2: f32, c3: f32, c4: f32, c5: f32, c6: f32, c7: f32 }
+
+// The share of one logical lane in the sum of a token.
+fn lane_squares(token: u32, logical: u32) -> vec4<f32> {
+    let base = token * ((params.square_vectors + 7u) & ~7u);
     var sum = vec4<f32>(0.0);
     for (var i = logical; i < params.square_vectors; i += LOGICAL_LANES) {
         sum += squares[base + i];
@@ -11,31 +16,32 @@ fn lane_squares(column: u32, logical: u32) -> vec4<f32> {
     return sum;
 }
 
-fn norm_scale(thread: u32, column: u32) -> f32 {
+// The factor of one token, by a whole team.
+fn norm_scale(thread: u32, token: u32) -> f32 {
     let lane = thread % LANES;
-    var mine = vec4<f32>(0.0);
-    if (STEPS == 1u) {
-        mine = lane_squares(column, lane);
+    var lane_sum = vec4<f32>(0.0);
+    if (LANE_VISITS == 1u) {
+        lane_sum = lane_squares(token, lane);
     } else {
-        var stack: Joined;
-        for (var step = 0u; step < STEPS; step += 1u) {
-            join(&stack, step, lane_squares(column, logical_lane(lane, step)));
+        var stack: SumStack;
+        for (var visit = 0u; visit < LANE_VISITS; visit += 1u) {
+            push_sum(&stack, visit, lane_squares(token, logical_lane(lane, visit)));
         }
-        mine = joined(&stack);
+        lane_sum = stack_sum(&stack);
     }
-    let total = horizontal(team_sum(thread, mine));
+    let total = horizontal(team_sum(thread, lane_sum));
     return 1.0 / sqrt(fma(total, params.inv_cols, params.eps));
 }
 
-fn norm_scales(thread: u32) -> Scales {
-    var all = Scales();
+fn norm_scales(thread: u32) -> NormScales {
+    var all = NormScales();
     all.c0 = norm_scale(thread, 0u);
-    if (COLS > 1u) { all.c1 = norm_scale(thread, 1u); }
-    if (COLS > 2u) {
+    if (WIDTH > 1u) { all.c1 = norm_scale(thread, 1u); }
+    if (WIDTH > 2u) {
         all.c2 = norm_scale(thread, 2u);
         all.c3 = norm_scale(thread, 3u);
     }
-    if (COLS > 4u) {
+    if (WIDTH > 4u) {
         all.c4 = norm_scale(thread, 4u);
         all.c5 = norm_scale(thread, 5u);
         all.c6 = norm_scale(thread, 6u);

@@ -1,4 +1,5 @@
-// A team is LANES neighbouring lanes of one subgroup; LANES is the subgroup size, at most 32.
+// A team of LANES consecutive lanes of one subgroup. LANES is the subgroup size of the device, at most 32.
+// Adds a value over the lanes of the team; all of them get the sum.
 fn team_sum(lane: u32, value: vec4<f32>) -> vec4<f32> {
     var v = value;
     if (LANES > 16u) { v += subgroupShuffleXor(v, 16u); }

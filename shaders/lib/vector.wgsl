@@ -3,8 +3,8 @@ fn horizontal(v: vec4<f32>) -> f32 {
     return (v.x + v.y) + (v.z + v.w);
 }
 
-// The sum of four squares. One chain of fused steps leaves a driver nothing to contract and nothing to regroup: Mesa moves a
-// product out of a sum of two sums.
+// The sum of four squares. One chain of fma leaves a driver nothing to contract or to regroup. Mesa would regroup a sum
+// of two sums.
 fn square_sum(v: vec4<f32>) -> f32 {
     return fma(v.x, v.x, fma(v.y, v.y, fma(v.z, v.z, v.w * v.w)));
 }

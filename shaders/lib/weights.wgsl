@@ -1,4 +1,6 @@
-// What an operator and a weight type exchange: a unit is 32 consecutive columns of a row.
+// The values that operators and weight types exchange. A group is 32 consecutive columns of a row.
+
+// The activations of one group.
 struct X32 {
     a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>,
     e: vec4<f32>, f: vec4<f32>, g: vec4<f32>, h: vec4<f32>,
@@ -12,7 +14,8 @@ fn x_sum(x: X32) -> f32 {
     return (s.x + s.y) + (s.z + s.w);
 }
 
-// An IEEE half in the low 16 bits. Drivers may flush its subnormals in unpack2x16float; the device's self-test decides.
+// The f16 in the low 16 bits. Some drivers flush subnormals in unpack2x16float; HALF_NATIVE is true if a test at the
+// opening of the device found that this one does not.
 fn half(bits: u32) -> f32 {
     if (HALF_NATIVE) {
         return unpack2x16float(bits).x;
@@ -25,6 +28,7 @@ fn half(bits: u32) -> f32 {
     return bitcast<f32>(select(normal, bitcast<u32>(subnormal), magnitude < 0x400u) | sign);
 }
 
+// The two f16 of a word.
 fn halves(pair: u32) -> vec2<f32> {
     if (HALF_NATIVE) {
         return unpack2x16float(pair);
@@ -32,7 +36,7 @@ fn halves(pair: u32) -> vec2<f32> {
     return vec2<f32>(half(pair & 0xffffu), half(pair >> 16u));
 }
 
-// Four unsigned bytes, each below 128.
+// The four bytes of a word, unsigned.
 fn bytes4(word: u32) -> vec4<f32> {
     return vec4<f32>(bitcast<vec4<i32>>(unpack4xU8(word)));
 }

@@ -1,20 +1,14 @@
-// h[c] += y[c] * post / sqrt(mean(y[c]^2) + eps); then x[c] = h[c] * g / sqrt(mean(h[c]^2) + eps), for the columns c of this
-// run. y, h, x [columns, vectors]; post, g [vectors]. A workgroup takes one column.
-struct Params {
-    vectors: u32,   // vectors of 4 in a column
-    inv_cols: f32,  // 1 / number of elements under the norms
-    eps: f32,
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> ctl: Ctl;
-@group(0) @binding(2) var<storage, read> y: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> post: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read> g: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read_write> h: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> x: array<vec4<f32>>;
+// h[c] += y[c] * post / sqrt(mean(y[c]^2) + eps); then x[c] = h[c] * g / sqrt(mean(h[c]^2) + eps);
+// for the tokens c of this run.
+// y, h, x [tokens, vectors]; post, g [vectors].
+// A workgroup computes one token.
+
+#import vector
+#import tokens
+
 var<workgroup> sums: array<f32, THREADS>;
 
-// The factor of the norm, from every thread's sum of squares.
+// The factor of a norm. `sum`: the squares that this thread has added.
 fn norm_factor(thread: u32, sum: f32) -> f32 {
     sums[thread] = sum;
     workgroupBarrier();
@@ -22,15 +16,15 @@ fn norm_factor(thread: u32, sum: f32) -> f32 {
     for (var t = 0u; t < THREADS; t += 1u) {
         total += sums[t];
     }
-    // The sums are used again.
+    // The second norm writes `sums` again.
     workgroupBarrier();
     return 1.0 / sqrt(fma(total, params.inv_cols, params.eps));
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let c = group.x;
-    if (c >= ctl.columns) { return; }
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let c = workgroup.x;
+    if (c >= batch.count) { return; }
     let base = c * params.vectors;
     var sum = 0.0;
     for (var i = thread; i < params.vectors; i += THREADS) {

@@ -1,13 +1,8 @@
-// Drafts one token: the lowest index of the largest logit. It becomes draft number `number` of ctl and the token that the
-// draft head runs next, at the next position, unless that lies too far for any sample. logits [vocab].
-struct Params {
-    vocab: u32,
-    number: u32,   // which draft of the round, from 1
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> logits: array<f32>;
-@group(0) @binding(2) var<storage, read_write> ctl: Ctl;
-@group(0) @binding(3) var<storage, read_write> draft: Ctl;
+// Drafts one token: the lowest index of the largest logit. It becomes token `number` of the batch that the network
+// verifies. It also becomes the next token of the draft head, unless no sample can follow its position.
+// logits [vocab]. One workgroup.
+
+#import tokens
 
 var<workgroup> best_values: array<f32, THREADS>;
 var<workgroup> best_tokens: array<u32, THREADS>;
@@ -23,13 +18,14 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     best_values[thread] = value;
     best_tokens[thread] = token;
     workgroupBarrier();
-    if (thread != 0u || draft.columns == 0u) { return; }
+    if (thread != 0u || draft_batch.count == 0u) { return; }
     for (var t = 1u; t < THREADS; t += 1u) {
         let v = best_values[t];
         if (v > value || (v == value && best_tokens[t] < token)) { value = v; token = best_tokens[t]; }
     }
-    ctl.tokens[params.number] = token;
-    draft.tokens[0] = token;
-    draft.pos += 1u;
-    draft.columns = u32(draft.pos < draft.last);
+    batch.tokens[params.number].id = token;
+    let before = draft_batch.tokens[0];
+    let position = before.position + 1u;
+    draft_batch.tokens[0] = Token(token, before.slot, position, 0u);
+    draft_batch.count = u32(position < slots[before.slot].last);
 }

@@ -1,29 +1,96 @@
-// y[c][r] = act(gate) * up for the columns c of this run, both a matmul of x with bias; act is silu or gelu_tanh.
-// w [2*part1, 32*units] quantised: gate rows, then as many up rows; x [columns, 32*units]; bias; y [columns, 4*y_stride].
-// A thread takes 4 outputs × 4 columns.
-struct Params {
-    rows: u32,      // rows stored in this segment, gate and up together
-    units: u32,     // units of 32 columns in a row
-    row0: u32,      // first output of this segment in y, a multiple of 4
-    part1: u32,     // outputs of this segment: where its up rows begin
-    part2: u32,     // unused third part
-    y_stride: u32,  // vectors of 4 from one column of y to the next
-    has_bias: u32,  // 0 = bias[0] is zero and stands for all
-    bias_up: u32,   // where the up biases begin, a multiple of 4
-    gelu: u32,      // 1 = gelu_tanh, 0 = silu
+// y[c][r] = act(gate[c][r]) * up[c][r], for the tokens c of this run. Gate and up are matrix products of x with bias,
+// as in matmul.wgsl; act is silu or gelu_tanh.
+// w [2*outputs, 32*groups]: gate rows, then up rows; x [tokens, 32*groups]; y [tokens, y_stride vectors];
+// bias: gate biases, and from element bias_up the up biases.
+// A thread computes 4 outputs and 4 tokens.
+// Masked: only the blocks of 4 outputs that `list` names, see groups_masked.wgsl; other outputs stay as they are.
+
+#import vector
+#import weights
+#import tokens
+#import matmul
+#import glu
+#import dtype
+
+fn store(token: u32, first: u32, gate: vec4<f32>, up: vec4<f32>) {
+    if (token >= batch.count) { return; }
+    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
+    let value = vec4<f32>(glu(gate.x, up.x), glu(gate.y, up.y), glu(gate.z, up.z), glu(gate.w, up.w));
+    let i = token * params.y_stride + ((params.row0 + first) >> 2u);
+    y[i] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.outputs));
 }
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> scales: array<u32>;
-@group(0) @binding(3) var<storage, read> ctl: Ctl;
-@group(0) @binding(4) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> bias: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>;
+
+// Computes the four outputs from `first` for the four tokens from token0.
+fn store_outputs(first: u32, token0: u32) {
+    let gate_rows = rows_from(first, params.outputs - 1u);
+    let up_rows = gate_rows + vec4<u32>(params.outputs);
+    let gate = rows_open(gate_rows);
+    let up = rows_open(up_rows);
+    let stride = params.groups * 8u;
+    let base = token0 * stride;
+    var g0 = vec4<f32>(0.0);
+    var g1 = vec4<f32>(0.0);
+    var g2 = vec4<f32>(0.0);
+    var g3 = vec4<f32>(0.0);
+    var u0 = vec4<f32>(0.0);
+    var u1 = vec4<f32>(0.0);
+    var u2 = vec4<f32>(0.0);
+    var u3 = vec4<f32>(0.0);
+    for (var group = 0u; group < groups_of_run(); group += 1u) {
+        let gate_scales = group_scales(gate, group);
+        let up_scales = group_scales(up, group);
+        for (var j = 0u; j < 4u; j += 1u) {
+            let i = base + group * 8u + j * 2u;
+            let g = load_weights(gate, 0u, group, j, gate_scales);
+            g0 = add_terms(g0, g, i);
+            g1 = add_terms(g1, g, i + stride);
+            g2 = add_terms(g2, g, i + 2u * stride);
+            g3 = add_terms(g3, g, i + 3u * stride);
+            if (!MANY_REGISTERS) {
+                let u = load_weights(up, 1u, group, j, up_scales);
+                u0 = add_terms(u0, u, i);
+                u1 = add_terms(u1, u, i + stride);
+                u2 = add_terms(u2, u, i + 2u * stride);
+                u3 = add_terms(u3, u, i + 3u * stride);
+            }
+        }
+        // If rows take many registers, gate and up rows at once take too many. Then x is read twice.
+        for (var j = 0u; j < select(0u, 4u, MANY_REGISTERS); j += 1u) {
+            let i = base + group * 8u + j * 2u;
+            let u = load_weights(up, 1u, group, j, up_scales);
+            u0 = add_terms(u0, u, i);
+            u1 = add_terms(u1, u, i + stride);
+            u2 = add_terms(u2, u, i + 2u * stride);
+            u3 = add_terms(u3, u, i + 3u * stride);
+        }
+    }
+    let g = add_overlays(SumsOf4Tokens(g0, g1, g2, g3), gate, base);
+    let u = add_overlays(SumsOf4Tokens(u0, u1, u2, u3), up, base);
+    let gs = row_scales(gate_rows);
+    let us = row_scales(up_rows);
+    let gate_bias = bias[((params.row0 + first) >> 2u) * params.has_bias];
+    let up_bias = bias[((params.bias_up + params.row0 + first) >> 2u) * params.has_bias];
+    store(token0, first, fma(g.c0, gs, gate_bias), fma(u.c0, us, up_bias));
+    store(token0 + 1u, first, fma(g.c1, gs, gate_bias), fma(u.c1, us, up_bias));
+    store(token0 + 2u, first, fma(g.c2, gs, gate_bias), fma(u.c2, us, up_bias));
+    store(token0 + 3u, first, fma(g.c3, gs, gate_bias), fma(u.c3, us, up_bias));
+}
+
+// The number of blocks of 4 outputs to compute.
+fn active_blocks() -> u32 {
+    if (MASKED) { return list[0]; }
+    return (params.outputs + 3u) >> 2u;
+}
+
+fn first_output(block: u32) -> u32 {
+    if (MASKED) { return list[list[2] + block] * 4u; }
+    return block * 4u;
+}
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = (group.x * THREADS + thread) * 4u;
-    let column0 = group.y * 4u;
-    if (first >= params.part1 || column0 >= ctl.columns) { return; }
-    store_outputs(first, column0);
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let block = workgroup.x * THREADS + thread;
+    let token0 = workgroup.y * 4u;
+    if (block >= active_blocks() || token0 >= batch.count) { return; }
+    store_outputs(first_output(block), token0);
 }

@@ -1,49 +1,75 @@
-// y[c][r] = scale[c] * sum_k w[r][k] * x[c][k] + bias[r], where scale[c] = 1/sqrt(mean(h[c]^2) + eps) for x = h * g, for
-// COLS columns c. w [rows, 32*units] quantised; x [COLS, 32*units]; squares [COLS, 4*square_vectors, padded to units];
-// bias [rows]; y [COLS, 4*y_stride]. One team computes 4 rows.
-struct Params {
-    rows: u32,            // rows stored in this segment
-    units: u32,           // units of 32 columns in a row
-    row0: u32,            // first row of this segment in y and bias, a multiple of 4
-    part1: u32,           // first row of the second stacked tensor, in this segment
-    part2: u32,           // first row of the third
-    square_vectors: u32,  // vectors of 4 sums of squares; 0, with eps 1, takes x as it is
-    inv_cols: f32,        // 1 / number of elements under the norm
-    eps: f32,
-    has_bias: u32,        // 0 = bias[0] is zero and stands for all
-    y_stride: u32,        // vectors of 4 from one column of y to the next
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> scales: array<u32>;
-@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read> squares: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> bias: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> y: array<vec4<f32>>;
-const TWO_PARTS: bool = false;
+// y[c][r] = scale[c] * sum_k w[r][k] * x[c][k] + bias[r], for WIDTH tokens c. If x = h * g, then the factor
+// scale[c] = 1 / sqrt(mean(h[c]^2) + eps) completes an RMSNorm of h; see norm_scale.wgsl.
+// w [rows, 32*groups]; x [WIDTH, 32*groups]; squares [WIDTH, square_vectors padded to a multiple of 8]; bias [rows];
+// y [WIDTH, y_stride vectors].
+// A team computes 4 rows.
+// Masked: only the blocks of 4 rows that `list` names, summed over the groups that it names; zeros in the other rows.
+// For the list see groups_masked.wgsl.
 
-fn store(column: u32, first: u32, values: vec4<f32>) {
+#import team
+#import vector
+#import weights
+#import stacked
+#import grid
+#import canon
+#import norm_scale
+#import groups
+#import matvec
+#import tokens_side_by_side
+#import dtype
+
+const TWO_TENSORS: bool = false;
+
+fn store(token: u32, first: u32, values: vec4<f32>) {
     let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
-    let i = column * params.y_stride + ((params.row0 + first) >> 2u);
+    let i = token * params.y_stride + ((params.row0 + first) >> 2u);
     y[i] = select(vec4<f32>(0.0), values, all < vec4<u32>(params.rows));
 }
 
+// The number of blocks of 4 rows.
+fn row_blocks() -> u32 { return (params.rows + 3u) >> 2u; }
+
+// The number of blocks to compute.
+fn active_blocks() -> u32 {
+    if (MASKED) { return list[0]; }
+    return row_blocks();
+}
+
+// The first of the four rows that a team computes.
+fn first_row(team: u32) -> u32 {
+    if (MASKED) { return list[list[2] + min(team, row_blocks() - 1u)] * 4u; }
+    return team * 4u;
+}
+
+// Stores zeros in the blocks that the list leaves out. The teams that compute blocks share this work.
+fn zero_left_out(team: u32, lane: u32) {
+    let count = list[0];
+    let teams = max(count, 1u);
+    if (team >= teams) { return; }
+    for (var i = count + team * LANES + lane; i < row_blocks(); i += teams * LANES) {
+        let vector = (params.row0 >> 2u) + list[list[2] + i];
+        for (var token = 0u; token < WIDTH; token += 1u) { y[token * params.y_stride + vector] = vec4<f32>(0.0); }
+    }
+}
+
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = team_block(group, thread) * 4u;
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let team = team_block(workgroup, thread);
+    let first = first_row(team);
     let rows = rows_from(first);
-    let dots = dot_rows(thread, rows, part_of(rows.x), part_of(rows.z));
+    let dots = dot_rows(thread, rows, tensor_of(rows.x), tensor_of(rows.z));
     let norms = norm_scales(thread);
-    if (thread % LANES != 0u || first >= params.rows) { return; }
+    if (MASKED) { zero_left_out(team, thread % LANES); }
+    if (thread % LANES != 0u || team >= active_blocks()) { return; }
     let scale = row_scales(rows);
     let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
     store(0u, first, fma(dots.c0, scale * norms.c0, offset));
-    if (COLS > 1u) { store(1u, first, fma(dots.c1, scale * norms.c1, offset)); }
-    if (COLS > 2u) {
+    if (WIDTH > 1u) { store(1u, first, fma(dots.c1, scale * norms.c1, offset)); }
+    if (WIDTH > 2u) {
         store(2u, first, fma(dots.c2, scale * norms.c2, offset));
         store(3u, first, fma(dots.c3, scale * norms.c3, offset));
     }
-    if (COLS > 4u) {
+    if (WIDTH > 4u) {
         store(4u, first, fma(dots.c4, scale * norms.c4, offset));
         store(5u, first, fma(dots.c5, scale * norms.c5, offset));
         store(6u, first, fma(dots.c6, scale * norms.c6, offset));

@@ -1,51 +1,58 @@
-// h[c][r] += sum_k w[r][k] * x[c][k] + bias[r]; then hg[c][r] = h[c][r] * g[r], and squares[c][r/4] = the sum of h[c]^2 over
-// 4 rows, from which the next matvec takes its norm, for COLS columns c. w [rows, 32*units] quantised; x [COLS, 32*units];
-// bias, g [rows]; h, hg [COLS, 4*y_stride]; squares [COLS, y_stride padded to units of 32]. 4 rows a team.
-struct Params {
-    rows: u32,      // rows stored in this segment
-    units: u32,     // units of 32 columns in a row
-    row0: u32,      // first row of this segment in the outputs, a multiple of 4
-    part1: u32,     // first row of the second stacked tensor, in this segment
-    part2: u32,     // first row of the third
-    has_bias: u32,  // 0 = bias[0] is zero and stands for all
-    y_stride: u32,  // vectors of 4 from one column of h to the next
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> scales: array<u32>;
-@group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read> bias: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> g: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> h: array<vec4<f32>>;
-@group(0) @binding(7) var<storage, read_write> hg: array<vec4<f32>>;
-@group(0) @binding(8) var<storage, read_write> squares: array<f32>;
-const TWO_PARTS: bool = false;
+// h[c][r] += sum_k w[r][k] * x[c][k] + bias[r], for WIDTH tokens c. Then the first half of the next norm:
+// x_scaled[c][r] = h[c][r] * g[r], and squares[c][r / 4] = the sum of h[c]^2 over 4 rows.
+// w [rows, 32*groups]; x [WIDTH, 32*groups]; g [rows]; h, x_scaled [WIDTH, y_stride vectors];
+// squares [WIDTH, y_stride padded to a multiple of 32].
+// A team computes 4 rows.
+// list: the biases [rows] as bits, if has_bias is 1.
+// Masked: summed over the groups that `list` names, see groups_masked.wgsl. `list` has two purposes because a kernel
+// can have only 8 storage buffers.
 
-fn add(column: u32, first: u32, values: vec4<f32>) {
+#import team
+#import vector
+#import weights
+#import stacked
+#import grid
+#import canon
+#import groups
+#import matvec
+#import tokens_side_by_side
+#import dtype
+
+const TWO_TENSORS: bool = false;
+
+fn add(token: u32, first: u32, values: vec4<f32>) {
     let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let vector = (params.row0 + first) >> 2u;
-    let i = column * params.y_stride + vector;
+    let i = token * params.y_stride + vector;
     let sum = h[i] + select(vec4<f32>(0.0), values, all < vec4<u32>(params.rows));
     h[i] = sum;
-    hg[i] = sum * g[vector];
-    squares[column * ((params.y_stride + 31u) & ~31u) + vector] = square_sum(sum);
+    x_scaled[i] = sum * g[vector];
+    squares[token * ((params.y_stride + 31u) & ~31u) + vector] = square_sum(sum);
+}
+
+// The biases of four rows. A masked step has no biases.
+fn bias_of(first: u32) -> vec4<f32> {
+    if (MASKED) { return vec4<f32>(0.0); }
+    let i = (params.row0 + first) * params.has_bias;
+    let bias = bitcast<vec4<f32>>(vec4<u32>(list[i], list[i + 1u], list[i + 2u], list[i + 3u]));
+    return select(vec4<f32>(0.0), bias, params.has_bias != 0u);
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = team_block(group, thread) * 4u;
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let first = team_block(workgroup, thread) * 4u;
     let rows = rows_from(first);
-    let dots = dot_rows(thread, rows, part_of(rows.x), part_of(rows.z));
+    let dots = dot_rows(thread, rows, tensor_of(rows.x), tensor_of(rows.z));
     if (thread % LANES != 0u || first >= params.rows) { return; }
     let scale = row_scales(rows);
-    let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
+    let offset = bias_of(first);
     add(0u, first, fma(dots.c0, scale, offset));
-    if (COLS > 1u) { add(1u, first, fma(dots.c1, scale, offset)); }
-    if (COLS > 2u) {
+    if (WIDTH > 1u) { add(1u, first, fma(dots.c1, scale, offset)); }
+    if (WIDTH > 2u) {
         add(2u, first, fma(dots.c2, scale, offset));
         add(3u, first, fma(dots.c3, scale, offset));
     }
-    if (COLS > 4u) {
+    if (WIDTH > 4u) {
         add(4u, first, fma(dots.c4, scale, offset));
         add(5u, first, fma(dots.c5, scale, offset));
         add(6u, first, fma(dots.c6, scale, offset));

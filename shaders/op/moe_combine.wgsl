@@ -1,32 +1,25 @@
-// h[c] += sum_rank weight * parts[c][rank] + shared weight * shared_y[c] for the columns c of this run, in that order.
-// routes as moe_route.wgsl leaves them; parts [columns, top_k, vectors]; shared_y, h [columns, vectors]. A thread takes 4
-// elements.
-struct Params {
-    vectors: u32,  // vectors of 4 in a column
-    top_k: u32,    // experts of a column
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> ctl: Ctl;
-@group(0) @binding(2) var<storage, read> routes: array<u32>;
-@group(0) @binding(3) var<storage, read> parts: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read> shared_y: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read_write> h: array<vec4<f32>>;
+// h[c] += sum_rank weight[rank] * expert_y[c][rank] + shared weight * shared_y[c], summed in this order, for the
+// tokens c of this run.
+// routes as moe_route.wgsl writes them; expert_y [tokens, top_k, vectors]; shared_y, h [tokens, vectors].
+// A thread computes 4 elements.
+
+#import tokens
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let i = group.x * THREADS + thread;
-    let c = group.y;
-    if (i >= params.vectors || c >= ctl.columns) { return; }
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let i = workgroup.x * THREADS + thread;
+    let c = workgroup.y;
+    if (i >= params.vectors || c >= batch.count) { return; }
     let at = c * (params.top_k + 1u) * 2u + 1u;
-    // A bound that depends on more than uniforms.
-    let ranks = params.top_k * min(ctl.columns, 1u);
+    // The factor 1 makes the bound depend on a storage buffer, see groups_of_run in matmul.wgsl.
+    let ranks = params.top_k * min(batch.count, 1u);
     var sum = vec4<f32>(0.0);
     for (var rank = 0u; rank < ranks; rank += 1u) {
         let weight = bitcast<f32>(routes[at + 2u * rank]);
-        sum = fma(vec4<f32>(weight), parts[(c * params.top_k + rank) * params.vectors + i], sum);
+        sum = fma(vec4<f32>(weight), expert_y[(c * params.top_k + rank) * params.vectors + i], sum);
     }
     let weight = bitcast<f32>(routes[at + 2u * ranks]);
     let own = c * params.vectors + i;
-    // A layer without a shared expert has a weight of 0.
+    // The weight is 0 in a layer without a shared expert. Then shared_y, which may contain NaN, must not be used.
     h[own] += select(sum, fma(vec4<f32>(weight), shared_y[own], sum), weight != 0.0);
 }

@@ -1,18 +1,15 @@
-// Counts the experts that the columns of this run take: counts[expert] += 1 for each of them. router [columns, stride]: logits
-// as bits. A workgroup takes one column.
-struct Params {
-    stride: u32,  // elements from one column's logits to the next
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> ctl: Ctl;
-@group(0) @binding(2) var<storage, read> experts: Experts;
-@group(0) @binding(3) var<storage, read> router: array<u32>;
-@group(0) @binding(4) var<storage, read_write> counts: array<atomic<u32>>;
+// counts[expert] += 1, for each expert that a token of this run takes.
+// router [tokens, stride]: logits as bits.
+// A workgroup works for one token.
+
+#import tokens
+#import experts
+#import route
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let c = group.x;
-    if (c >= ctl.columns) { return; }
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let c = workgroup.x;
+    if (c >= batch.count) { return; }
     rank_experts(thread, c * params.stride);
     workgroupBarrier();
     if (thread < experts.top_k) { atomicAdd(&counts[chosen[thread]], 1u); }

@@ -1,67 +1,66 @@
-// h[c][r] += sum_slot weight * sum_k w[place][r][k] * x[c][slot][k] over the experts that column c chose and this bank holds;
-// then hg and squares as in matvec_add.wgsl. w: `outputs` rows of every placed expert, [32*units] quantised. router: place
-// and weight of every slot [columns, slots] from `routes_at` on. x: from unit `x_at` on [columns, slots, 32*units].
-// The units of all slots are one row for the canonical order, so that narrow experts keep every lane busy. 4 rows a team.
-struct Params {
-    rows: u32,       // rows stored in this segment
-    units: u32,      // units of 32 columns in a row
-    inv_units: f32,  // 1 / units
-    outputs: u32,    // rows of each expert in this segment
-    row0: u32,       // first row of this segment in the outputs, a multiple of 4
-    slots: u32,
-    x_at: u32,       // units before the first slot's activations
-    routes_at: u32,  // where places and weights begin
-    y_stride: u32,   // vectors of 4 from one column of h to the next
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> scales: array<u32>;
-@group(0) @binding(3) var<storage, read> router: array<u32>;
-@group(0) @binding(4) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> g: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> h: array<vec4<f32>>;
-@group(0) @binding(7) var<storage, read_write> hg: array<vec4<f32>>;
-@group(0) @binding(8) var<storage, read_write> squares: array<f32>;
-const TWO_PARTS: bool = false;
+// h[c][r] += sum_rank weight * sum_k w[place][r][k] * x[c][rank][k], for the tokens c of this run, over the experts
+// that token c takes and this bank holds. Then x_scaled and squares as in matvec_add.wgsl.
+// w [experts in the bank, outputs, 32*groups]; router: from word routes_at [tokens, top_k] of (place, weight);
+// x: from group x_at [tokens, top_k, 32*groups]; g, h, x_scaled, squares as in matvec_add.wgsl.
+// A team computes 4 rows of a token. The groups of all ranks are one row in the canonical order of canon.wgsl, so
+// that all lanes have work even if experts are narrow.
 
-// What one logical lane adds to four sums of a column.
-fn lane_sums(block: vec4<u32>, column: u32, logical: u32) -> vec4<f32> {
-    let routes_at = params.routes_at + 2u * column * params.slots;
-    let x_at = params.x_at + column * params.slots * params.units;
+#import team
+#import vector
+#import weights
+#import grid
+#import canon
+#import groups
+#import matvec
+#import tokens_side_by_side
+#import experts
+#import dtype
+
+const TWO_TENSORS: bool = false;
+
+// The share of one logical lane in four sums of a token, overlays included.
+fn lane_sums(block: vec4<u32>, token: u32, logical: u32) -> vec4<f32> {
+    let routes_at = params.routes_at + 2u * token * params.top_k;
+    let x_at = params.x_at + token * params.top_k * params.groups;
     var acc = vec4<f32>(0.0);
-    for (var flat = logical; flat < params.slots * params.units; flat += LOGICAL_LANES) {
-        // Exact: half a unit is far more than the product's rounding.
-        let slot = u32((f32(flat) + 0.5) * params.inv_units);
-        let unit = flat - slot * params.units;
-        let place = router[routes_at + 2u * slot];
+    for (var flat = logical; flat < params.top_k * params.groups; flat += LOGICAL_LANES) {
+        // flat / groups, exactly: the product's rounding error is far less than the half that is added.
+        let rank = u32((f32(flat) + 0.5) * params.inv_groups);
+        let group = flat - rank * params.groups;
+        let place = router[routes_at + 2u * rank];
         if (place == ABSENT) { continue; }
-        let weight = bitcast<f32>(router[routes_at + 2u * slot + 1u]);
+        let weight = bitcast<f32>(router[routes_at + 2u * rank + 1u]);
         let rows = block + vec4<u32>(place * params.outputs);
         let r0 = row_open(rows.x);
         let r1 = row_open(rows.y);
         let r2 = row_open(rows.z);
         let r3 = row_open(rows.w);
-        let v = prep_x(place, unit, load_x(0u, x_at + flat));
+        let v = prep_x(place, group, load_x(0u, x_at + flat));
         let sum = x_sum_if_needed(v);
-        let dots = vec4<f32>(unit_dot(r0, unit, v, sum), unit_dot(r1, unit, v, sum), unit_dot(r2, unit, v, sum), unit_dot(r3, unit, v, sum));
-        let unit_scales = vec4<f32>(unit_scale(r0, unit), unit_scale(r1, unit), unit_scale(r2, unit), unit_scale(r3, unit));
-        acc = fma(unit_scales * row_scales(rows) * weight, dots, acc);
+        let dots = vec4<f32>(
+            group_dot(r0, group, v, sum), group_dot(r1, group, v, sum),
+            group_dot(r2, group, v, sum), group_dot(r3, group, v, sum),
+        );
+        let group_scales = vec4<f32>(
+            group_scale(r0, group), group_scale(r1, group), group_scale(r2, group), group_scale(r3, group),
+        );
+        acc = fma(group_scales * row_scales(rows) * weight, dots, acc);
     }
     if (HAS_OVERLAY) { acc += lane_overlays(block, routes_at, x_at, logical); }
     return acc;
 }
 
-// What one logical lane adds for overlays: every 32nd entry of each slot's rows.
+// The share of one logical lane in the overlays: every 32nd entry of the rows of each rank's expert.
 fn lane_overlays(block: vec4<u32>, routes_at: u32, x_at: u32, logical: u32) -> vec4<f32> {
     var acc = vec4<f32>(0.0);
-    // A bound that depends on more than uniforms.
-    let slots = params.slots * min(arrayLength(&router), 1u);
-    for (var slot = 0u; slot < slots; slot += 1u) {
-        let place = router[routes_at + 2u * slot];
+    // The factor 1 makes the bound depend on a storage buffer, see groups_of_run in matmul.wgsl.
+    let ranks = params.top_k * min(arrayLength(&router), 1u);
+    for (var rank = 0u; rank < ranks; rank += 1u) {
+        let place = router[routes_at + 2u * rank];
         if (place == ABSENT) { continue; }
-        let weight = bitcast<f32>(router[routes_at + 2u * slot + 1u]);
+        let weight = bitcast<f32>(router[routes_at + 2u * rank + 1u]);
         let rows = block + vec4<u32>(place * params.outputs);
-        let base = (x_at + slot * params.units) * 8u;
+        let base = (x_at + rank * params.groups) * 8u;
         let change = vec4<f32>(
             lane_overlay(row_open(rows.x), logical, base).a.x, lane_overlay(row_open(rows.y), logical, base).a.x,
             lane_overlay(row_open(rows.z), logical, base).a.x, lane_overlay(row_open(rows.w), logical, base).a.x,
@@ -71,27 +70,28 @@ fn lane_overlays(block: vec4<u32>, routes_at: u32, x_at: u32, logical: u32) -> v
     return acc;
 }
 
-fn sums(thread: u32, block: vec4<u32>, column: u32) -> vec4<f32> {
+// Four sums of a token, by a whole team.
+fn sums(thread: u32, block: vec4<u32>, token: u32) -> vec4<f32> {
     let lane = thread % LANES;
-    if (STEPS == 1u) { return team_sum(thread, lane_sums(block, column, lane)); }
-    var stack: Joined;
-    for (var step = 0u; step < STEPS; step += 1u) {
-        join(&stack, step, lane_sums(block, column, logical_lane(lane, step)));
+    if (LANE_VISITS == 1u) { return team_sum(thread, lane_sums(block, token, lane)); }
+    var stack: SumStack;
+    for (var visit = 0u; visit < LANE_VISITS; visit += 1u) {
+        push_sum(&stack, visit, lane_sums(block, token, logical_lane(lane, visit)));
     }
-    return team_sum(thread, joined(&stack));
+    return team_sum(thread, stack_sum(&stack));
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = team_block(group, thread) * 4u;
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let first = team_block(workgroup, thread) * 4u;
     let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
-    let c = group.z;
+    let c = workgroup.z;
     let added = sums(thread, min(all, vec4<u32>(params.outputs - 1u)), c);
     if (thread % LANES != 0u || first >= params.outputs) { return; }
     let vector = (params.row0 + first) >> 2u;
     let i = c * params.y_stride + vector;
     let sum = h[i] + select(vec4<f32>(0.0), added, all < vec4<u32>(params.outputs));
     h[i] = sum;
-    hg[i] = sum * g[vector];
+    x_scaled[i] = sum * g[vector];
     squares[c * ((params.y_stride + 31u) & ~31u) + vector] = square_sum(sum);
 }

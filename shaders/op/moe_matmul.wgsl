@@ -1,47 +1,39 @@
-// y[entry][r] = sum_k w[r][k] * x[entry / x_entries][k] with the weights of the entry's expert.
-// w: `outputs` rows of every placed expert, [32*units] quantised; lists as moe_lists.wgsl leaves them; y [entries, 4*y_stride].
-// A thread takes 4 rows × 8 entries of one expert.
-struct Params {
-    rows: u32,       // rows stored in this segment
-    units: u32,      // units of 32 columns in a row
-    outputs: u32,    // rows of each expert in this segment
-    row0: u32,       // first row of this segment in y, a multiple of 4
-    y_stride: u32,   // vectors of 4 from one entry of y to the next
-    x_entries: u32,  // entries that share a column of x
-    top_k: u32,      // entries of a column, which bound the grid
-    tiles: u32,      // tiles that lists have room for
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> scales: array<u32>;
-@group(0) @binding(3) var<storage, read> ctl: Ctl;
-@group(0) @binding(4) var<storage, read> experts: Experts;
-@group(0) @binding(5) var<storage, read> lists: array<u32>;
-@group(0) @binding(6) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(7) var<storage, read_write> y: array<vec4<f32>>;
+// y[entry][r] = sum_k w[r][k] * x[entry / x_entries][k], with the weights of the entry's expert. Outputs of experts
+// that the bank does not hold stay as they are.
+// w [experts in the bank, outputs, 32*groups]; lists as moe_lists.wgsl writes them;
+// x [entries / x_entries, 32*groups]; y [entries, y_stride vectors].
+// A thread computes 4 rows and 8 entries of one expert.
 
-fn store(task: Task, i: u32, first: u32, value: vec4<f32>) {
-    if (i >= task.count) { return; }
+#import vector
+#import weights
+#import tokens
+#import matmul
+#import moe_tile
+#import experts
+#import dtype
+
+fn store(tile: ExpertTile, i: u32, first: u32, value: vec4<f32>) {
+    if (i >= tile.count) { return; }
     let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
-    let at = entry_of(task, i) * params.y_stride + ((params.row0 + first) >> 2u);
+    let at = entry_of(tile, i) * params.y_stride + ((params.row0 + first) >> 2u);
     y[at] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.outputs));
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = (group.x * THREADS + thread) * 4u;
-    let task = task_of(group.y);
-    if (first >= params.outputs || task.count == 0u) { return; }
-    let place = experts.all[task.expert].place;
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let first = (workgroup.x * THREADS + thread) * 4u;
+    let tile = expert_tile(workgroup.y);
+    if (first >= params.outputs || tile.count == 0u) { return; }
+    let place = experts.all[tile.expert].place;
     if (place == ABSENT) { return; }
     let rows = rows_from(first, params.outputs - 1u) + vec4<u32>(place * params.outputs);
-    let t = tile(rows, place, task);
-    store(task, 0u, first, t.c0);
-    store(task, 1u, first, t.c1);
-    store(task, 2u, first, t.c2);
-    store(task, 3u, first, t.c3);
-    store(task, 4u, first, t.c4);
-    store(task, 5u, first, t.c5);
-    store(task, 6u, first, t.c6);
-    store(task, 7u, first, t.c7);
+    let t = tile_sums(rows, place, tile);
+    store(tile, 0u, first, t.c0);
+    store(tile, 1u, first, t.c1);
+    store(tile, 2u, first, t.c2);
+    store(tile, 3u, first, t.c3);
+    store(tile, 4u, first, t.c4);
+    store(tile, 5u, first, t.c5);
+    store(tile, 6u, first, t.c6);
+    store(tile, 7u, first, t.c7);
 }

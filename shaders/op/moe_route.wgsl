@@ -1,19 +1,16 @@
-// Chooses the experts of every column of this run: routes[c] = index and weight of each, by rank, then 0 and the weight of
-// the shared expert. router [columns, stride]: logits as bits. A workgroup takes one column.
-struct Params {
-    stride: u32,  // elements from one column's logits to the next
-    shared_expert: u32,  // 1 = there is a shared expert, 0 = its weight is 0
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> ctl: Ctl;
-@group(0) @binding(2) var<storage, read> experts: Experts;
-@group(0) @binding(3) var<storage, read> router: array<u32>;
-@group(0) @binding(4) var<storage, read_write> routes: array<u32>;
+// routes[c] = expert and weight at each rank, then 0 and the weight of the shared expert, for the tokens c of this
+// run.
+// router [tokens, stride]: logits as bits; routes [tokens, top_k + 1, 2].
+// A workgroup computes one token.
+
+#import tokens
+#import experts
+#import route
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let c = group.x;
-    if (c >= ctl.columns) { return; }
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let c = workgroup.x;
+    if (c >= batch.count) { return; }
     let base = c * params.stride;
     rank_experts(thread, base);
     workgroupBarrier();

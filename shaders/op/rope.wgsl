@@ -1,46 +1,36 @@
-// For every column c of this run at position p = pos + c: query and key heads are normalised (optional RMSNorm over the
-// head, before or after the next) and rotated (pairs k, k + rot/2 by the table's cos and sin at p), value heads are divided
-// by their root mean square (optional), and keys and values are appended to the cache.
-// qkv [columns, heads*query + 2*kv_heads*head vectors]; table [positions, rot/2] of (cos, sin); caches [kv_heads, positions,
-// head vectors]. A thread takes 4 elements of the lower half and 4 of the upper half of a head, or two vectors of a value.
-struct Params {
-    heads: u32,
-    kv_heads: u32,
-    head_vectors: u32,  // vectors of 4 in a head, even
-    rot_vectors: u32,   // vectors of 4 in half of the rotated part
-    positions: u32,     // positions the caches hold
-    eps: f32,
-    qk_norm: u32,       // 0 = none, 1 = query and key heads are normalised first, 2 = last
-    v_norm: u32,        // 1 = value heads are normalised
-    query_vectors: u32, // vectors from one query head to the next
-}
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> ctl: Ctl;
-@group(0) @binding(2) var<storage, read> table: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> q_norm: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read> k_norm: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read_write> qkv: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> k_cache: array<Kv4>;
-@group(0) @binding(7) var<storage, read_write> v_cache: array<Kv4>;
+// Prepares queries, keys and values of every token c of this run, at position p of its sequence:
+//   query and key heads are rotated: elements k and k + rot/2 are a pair, with cosine and sine in `table` at p;
+//   an RMSNorm of the head may come before or after the rotation;
+//   value heads are divided by their root mean square, if v_norm is 1;
+//   keys and values are stored in the cache, queries in place.
+// qkv [tokens, heads*query + 2*kv_heads*head vectors]; table [positions, rot/2] of (cos, sin);
+// q_norm, k_norm [head vectors]; caches and pages as in tokens.wgsl.
+// A workgroup computes one head of a token. A thread computes vectors of the lower half of it, with their pairs.
 
-// Cosines and sines of vector i of the rotated half.
-struct Turn { cosine: vec4<f32>, sine: vec4<f32> }
+#import vector
+#import tokens
+#import kv
 
-fn turn(pos: u32, i: u32) -> Turn {
+// Cosines and sines of four pairs.
+struct Rotation { cosine: vec4<f32>, sine: vec4<f32> }
+
+// The rotation of the pairs of vector i at a position.
+fn rotation(pos: u32, i: u32) -> Rotation {
     let t = (pos * params.rot_vectors + i) * 2u;
     let a = table[t];
     let b = table[t + 1u];
-    return Turn(vec4<f32>(a.x, a.z, b.x, b.z), vec4<f32>(a.y, a.w, b.y, b.w));
+    return Rotation(vec4<f32>(a.x, a.z, b.x, b.z), vec4<f32>(a.y, a.w, b.y, b.w));
 }
 
-// The factor of the norm of the head at `base`; every thread sums the whole head in the same order. `turned`: of the head
-// after its rotation, which multiplies the squares of a pair by cos^2 + sin^2.
-fn head_scale(base: u32, pos: u32, turned: bool) -> f32 {
+// The factor of the norm of the head at vector `base`. Every thread sums the whole head in the same order. If the
+// norm comes after the rotation, the squares of a pair are multiplied by cos^2 + sin^2, because `table` may have a
+// scale.
+fn head_scale(base: u32, pos: u32, after_rotation: bool) -> f32 {
     var sum = 0.0;
     for (var i = 0u; i < params.head_vectors; i += 1u) {
         var v = qkv[base + i];
-        if (turned && i < 2u * params.rot_vectors) {
-            let t = turn(pos, i % params.rot_vectors);
+        if (after_rotation && i < 2u * params.rot_vectors) {
+            let t = rotation(pos, i % params.rot_vectors);
             v *= sqrt(fma(t.cosine, t.cosine, t.sine * t.sine));
         }
         sum += square_sum(v);
@@ -54,20 +44,23 @@ fn norm_weight(is_key: bool, i: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let head = group.x;
-    let c = group.y;
-    if (c >= ctl.columns) { return; }
-    let pos = ctl.pos + c;
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let head = workgroup.x;
+    let c = workgroup.y;
+    if (c >= batch.count) { return; }
+    let token = batch.tokens[c];
+    let pos = token.position;
     let queries = params.heads * params.query_vectors;
     let stride = queries + 2u * params.kv_heads * params.head_vectors;
-    let in_column = select(queries + (head - params.heads) * params.head_vectors, head * params.query_vectors,
+    let in_token = select(queries + (head - params.heads) * params.head_vectors, head * params.query_vectors,
         head < params.heads);
-    let base = c * stride + in_column;
+    let base = c * stride + in_token;
     let is_value = head >= params.heads + params.kv_heads;
     let is_key = head >= params.heads && !is_value;
     let kv_head = head - params.heads - select(0u, params.kv_heads, is_value);
-    let cache = (kv_head * params.positions + pos) * params.head_vectors;
+    let entry = page_entry(token.slot, pos / KV_PAGE, params.slot_pages);
+    let row = page_row(pages[entry], kv_head, params.kv_heads) + pos % KV_PAGE;
+    let cache = row * params.head_vectors;
     if (is_value) {
         var scale = 1.0;
         if (params.v_norm != 0u) { scale = head_scale(base, pos, false); }
@@ -78,11 +71,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     var scale = 1.0;
     if (params.qk_norm != 0u) { scale = head_scale(base, pos, params.qk_norm == 2u); }
-    // No thread may overwrite a head that another still sums.
+    // All threads have summed the head before any of them changes it.
     workgroupBarrier();
     for (var i = thread; i < params.head_vectors; i += THREADS) {
         let half = params.rot_vectors;
-        // Every pair is done by the thread of its lower vector.
+        // The thread of the lower vector computes both vectors of a pair.
         let rotated = i < 2u * half;
         if (rotated && i >= half) { continue; }
         var low = qkv[base + i];
@@ -93,10 +86,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if (rotated) { high *= norm_weight(is_key, i + half) * scale; }
         }
         if (rotated) {
-            let t = turn(pos, i);
-            let turned = fma(low, t.cosine, -(high * t.sine));
+            let t = rotation(pos, i);
+            let rotated_low = fma(low, t.cosine, -(high * t.sine));
             high = fma(high, t.cosine, low * t.sine);
-            low = turned;
+            low = rotated_low;
         }
         if (params.qk_norm == 2u) {
             low *= norm_weight(is_key, i) * scale;

@@ -1,15 +1,18 @@
-// Chooses tokens from the logits of this run's columns and advances ctl. A column's token is chosen exactly as if the run had
-// that column alone; the next column follows if the token is the one that was drafted for it, so that what comes out does not
-// depend on the drafts. A choice is the lowest index of the largest logit, or a draw from
-// softmax(logits / temperature) cut by top-k, top-p and min-p. Nothing is sorted: a token's probability is an integer mass
-// 2^31 * 2^((logit - max) * log2(e) / temperature), made from tables by integer arithmetic, thresholds come from radix
-// histograms of counts and masses, and the draw walks the vocabulary in order. Equal logits therefore give equal tokens
-// on every device. Penalties of tokens that were seen come first. logits [columns, stride]; settings: see `Settings`; tables: 1024
-// entries 2^31 * 2^(-i/1024), 1024 of 2^(-i/2^20); seen [vocab]: how often a token was sampled, and bit 31 for prompt tokens.
-struct Params {
-    vocab: u32,
-    stride: u32,   // elements from one column of the logits to the next
-}
+// Chooses the tokens that follow the tokens of this run, and prepares the next run. The token after each token of the
+// run is chosen as if the run had that token alone. The next token of the run is used only if its id is the one that
+// was chosen. So the result does not depend on drafts.
+// A choice is the lowest index of the largest logit, or a draw from softmax(logits / temperature) that is cut by
+// top-k, top-p and min-p. Penalties of seen tokens are applied first.
+// The draw does not sort. The probability of a token is an integer mass
+// 2^31 * 2^((logit - max) * log2(e) / temperature), computed from tables by integer arithmetic. Thresholds come from
+// radix histograms of counts and masses, and the draw walks the vocabulary in order. So equal logits give equal tokens
+// on every device.
+// logits [tokens, stride]; seen [vocab]: how often a token was sampled, and bit 31 for tokens of the prompt;
+// settings as in `Settings`, whose tables are 1024 entries 2^31 * 2^(-i/1024) and 1024 entries 2^31 * 2^(-i/2^20).
+// One workgroup, for the tokens of one slot.
+
+#import tokens
+
 struct Settings {
     greedy: u32,
     top_k: u32,        // 0 = all
@@ -27,25 +30,22 @@ struct Settings {
     stop_tokens: array<vec4<u32>, 4>,
     tables: array<u32>,
 }
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> settings: Settings;
-@group(0) @binding(2) var<storage, read> logits: array<f32>;
-@group(0) @binding(3) var<storage, read_write> ctl: Ctl;
-@group(0) @binding(4) var<storage, read_write> seen: array<u32>;
 
 var<workgroup> best_values: array<f32, THREADS>;
 var<workgroup> best_tokens: array<u32, THREADS>;
-var<workgroup> bad: atomic<u32>;
+var<workgroup> not_finite: atomic<u32>;
 var<workgroup> bin_low: array<atomic<u32>, 256>;
 var<workgroup> bin_high: array<atomic<u32>, 256>;
 var<workgroup> low: array<u32, THREADS>;
 var<workgroup> high: array<u32, THREADS>;
 var<workgroup> ties: array<u32, THREADS>;
 var<workgroup> shared_words: array<u32, 4>;
-// Whether there is a column to sample.
+// Whether another token of the run is to be sampled after.
 var<workgroup> running: u32;
-// The first logit of the column at hand.
+// Index of the first logit of the current token.
 var<private> base: u32;
+// The slot of the run's tokens.
+var<private> slot: u32;
 
 // A logit after penalties.
 fn logit(i: u32) -> f32 {
@@ -58,14 +58,15 @@ fn logit(i: u32) -> f32 {
     return fma(raw, select(settings.repeat, settings.repeat_inverse, raw > 0.0), -cost);
 }
 
-// A key that orders like the logit.
+// An integer that orders like the logit.
 fn key_of(value: f32) -> u32 {
     let raw = bitcast<u32>(value);
-    // Both zeros are one value.
+    // Both zeros have the same key.
     let bits = select(raw, 0u, raw == 0x80000000u);
     return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
 }
 
+// The upper 32 bits of a * b.
 fn mul_high(a: u32, b: u32) -> u32 {
     let al = a & 0xffffu;
     let ah = a >> 16u;
@@ -101,11 +102,12 @@ fn scale64(a: vec2<u32>, fraction: u32) -> vec2<u32> {
     return add64(vec2<u32>(a.y * fraction, mul_high(a.y, fraction)), mul_high(a.x, fraction));
 }
 
+// The mass of a token by its logit; 2^31 for the largest logit.
 fn mass_of(value: f32, largest: f32) -> u32 {
     let fixed = u32(min((largest - value) * settings.log2_scale, 40.0) * 1048576.0);
     let a = settings.tables[(fixed >> 10u) & 1023u];
     let b = settings.tables[1024u + (fixed & 1023u)];
-    // The product of two 2^31-scaled factors, scaled back.
+    // Both factors are scaled by 2^31; so is the product.
     let product = (mul_high(a, b) << 1u) | ((a * b) >> 31u);
     return select(product >> (fixed >> 20u), 0u, (fixed >> 20u) > 31u);
 }
@@ -123,7 +125,7 @@ fn random_bits(position: u32) -> u32 {
     return counter.x;
 }
 
-// Empties the bins; ends behind a barrier.
+// Sets all bins to 0. Ends with a barrier.
 fn clear_bins(thread: u32) {
     for (var b = thread; b < 256u; b += THREADS) {
         atomicStore(&bin_low[b], 0u);
@@ -132,13 +134,14 @@ fn clear_bins(thread: u32) {
     workgroupBarrier();
 }
 
+// Adds to a bin of 64 bits.
 fn add_to_bin(b: u32, amount: u32) {
     let old = atomicAdd(&bin_low[b], amount);
     if (old + amount < old) { atomicAdd(&bin_high[b], 1u); }
 }
 
-// Thread 0 walks the bins from the top until `wanted` is reached: leaves the bin in shared_words[0] and what is still
-// wanted within it in shared_words[1..3]. Ends behind a barrier.
+// Walks the bins from the top until their sum reaches `wanted`. Stores the last bin in shared_words[0], and the share
+// of `wanted` that falls into it in shared_words[1] and [2]. Thread 0 does the work. Begins and ends with a barrier.
 fn find_bin(thread: u32, wanted: vec2<u32>) {
     workgroupBarrier();
     if (thread == 0u) {
@@ -158,76 +161,78 @@ fn find_bin(thread: u32, wanted: vec2<u32>) {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32) {
+    slot = batch.tokens[0].slot;
+    let first = batch.tokens[0].position;
     if (thread == 0u) {
-        running = u32(ctl.stop == 0u && ctl.columns != 0u);
-        if (ctl.stop == 0u) {
-            ctl.count = 0u;
-            ctl.drafted = max(ctl.columns, 1u) - 1u;
+        running = u32(slots[slot].stop == 0u && batch.count != 0u);
+        if (slots[slot].stop == 0u) {
+            slots[slot].count = 0u;
+            slots[slot].drafted = max(batch.count, 1u) - 1u;
         }
     }
-    var column = 0u;
+    var t = 0u;
     while (workgroupUniformLoad(&running) != 0u) {
-        base = column * params.stride;
-        if (thread == 0u) { atomicStore(&bad, 0u); }
+        base = t * params.stride;
+        if (thread == 0u) { atomicStore(&not_finite, 0u); }
         workgroupBarrier();
-        let token = choose(thread, column);
-        if (thread == 0u) { running = u32(take(column, token)); }
-        // A token that was counted as seen is seen by all.
+        let token = choose(thread, t);
+        if (thread == 0u) { running = u32(record_token(t, token)); }
+        // Makes the change of `seen` visible to all threads.
         storageBarrier();
-        column += 1u;
+        t += 1u;
     }
-    if (thread == 0u && column != 0u && ctl.count != 0u) {
-        ctl.tokens[0] = ctl.tokens[ctl.count];
-        ctl.pos += ctl.count;
-        ctl.columns = 1u;
+    let count = slots[slot].count;
+    if (thread == 0u && t != 0u && count != 0u) {
+        batch.tokens[0] = Token(slots[slot].sampled[count - 1u], slot, first + count, 0u);
+        batch.count = 1u;
     }
 }
 
-// The token of a column by all threads; right on thread 0.
-fn choose(thread: u32, column: u32) -> u32 {
+// Chooses the token after token t of the run. All threads take part; only thread 0 has the result.
+fn choose(thread: u32, t: u32) -> u32 {
     var value = -3.4e38;
     var token = 0u;
     for (var i = thread; i < params.vocab; i += THREADS) {
         let v = logit(i);
-        if ((bitcast<u32>(v) & 0x7f800000u) == 0x7f800000u) { atomicStore(&bad, 1u); }
+        if ((bitcast<u32>(v) & 0x7f800000u) == 0x7f800000u) { atomicStore(&not_finite, 1u); }
         if (v > value) { value = v; token = i; }
     }
     best_values[thread] = value;
     best_tokens[thread] = token;
     workgroupBarrier();
-    // Every thread finds the same best: strictly larger wins, and of equal ones the lower index.
+    // Every thread finds the same token: the largest logit, and among equals the lowest index.
     value = best_values[0];
     token = best_tokens[0];
-    for (var t = 1u; t < THREADS; t += 1u) {
-        let v = best_values[t];
-        if (v > value || (v == value && best_tokens[t] < token)) { value = v; token = best_tokens[t]; }
+    for (var other = 1u; other < THREADS; other += 1u) {
+        let v = best_values[other];
+        if (v > value || (v == value && best_tokens[other] < token)) { value = v; token = best_tokens[other]; }
     }
     if (settings.greedy == 0u) {
-        token = draw(thread, value, column);
+        token = draw(thread, value, t);
     }
     return token;
 }
 
-// Records a column's token, by one thread; whether the next column holds the token that follows it.
-fn take(column: u32, token: u32) -> bool {
-    if (atomicLoad(&bad) != 0u) {
-        ctl.stop = 2u;
+// Records the token that was chosen after token t of the run. Returns whether it is the run's next token. For one
+// thread.
+fn record_token(t: u32, token: u32) -> bool {
+    if (atomicLoad(&not_finite) != 0u) {
+        slots[slot].stop = 2u;
         return false;
     }
-    let drafted = ctl.tokens[column + 1u];
-    ctl.tokens[column + 1u] = token;
-    ctl.count = column + 1u;
-    ctl.step += 1u;
+    slots[slot].sampled[t] = token;
+    slots[slot].count = t + 1u;
+    slots[slot].step += 1u;
     if (settings.penalised != 0u) { seen[token] += 1u; }
     for (var s = 0u; s < settings.stops; s += 1u) {
-        if (settings.stop_tokens[s >> 2u][s & 3u] == token) { ctl.stop = 1u; }
+        if (settings.stop_tokens[s >> 2u][s & 3u] == token) { slots[slot].stop = 1u; }
     }
-    return ctl.stop == 0u && column + 1u < ctl.columns && drafted == token;
+    return slots[slot].stop == 0u && t + 1u < batch.count && batch.tokens[t + 1u].id == token;
 }
 
-// A draw by all threads; the token is right on thread 0.
-fn draw(thread: u32, largest: f32, column: u32) -> u32 {
-    // Of the tokens whose key equals `edge`, the `edge_count` with the lowest indices are kept, and all above.
+// Draws a token. All threads take part; only thread 0 needs the result.
+fn draw(thread: u32, largest: f32, t: u32) -> u32 {
+    // Tokens with keys above `edge` are kept, and the `edge_count` tokens with key `edge` that have the lowest indices.
     var edge = 0u;
     var edge_count = params.vocab;
     if (settings.top_k != 0u && settings.top_k < params.vocab) {
@@ -251,7 +256,7 @@ fn draw(thread: u32, largest: f32, column: u32) -> u32 {
     }
     if (settings.top_p != 0u) {
         let total = kept_mass(thread, largest, edge, edge_count);
-        // The smallest set whose mass reaches top_p of the total: at least one unit is wanted.
+        // The smallest set whose mass reaches top_p of the total. The mass must be at least 1.
         var wanted = scale64(total, settings.top_p);
         if (wanted.x == 0u && wanted.y == 0u) { wanted.x = 1u; }
         let floor_edge = edge;
@@ -271,7 +276,7 @@ fn draw(thread: u32, largest: f32, column: u32) -> u32 {
             workgroupBarrier();
             if (shift == 0u) { break; }
         }
-        // All tokens at the edge have one mass; as many are kept as still reach what is wanted.
+        // All tokens at the edge have the same mass. As many are kept as are needed to reach `wanted`.
         let edge_mass = max(mass_of(value_of(prefix), largest), 1u);
         var needed = 0u;
         var reached = vec2<u32>(0u);
@@ -283,7 +288,7 @@ fn draw(thread: u32, largest: f32, column: u32) -> u32 {
     }
     let total = kept_mass(thread, largest, edge, edge_count);
     if (thread == 0u) {
-        var target_mass = scale64(total, random_bits(ctl.pos + column + 1u));
+        var target_mass = scale64(total, random_bits(batch.tokens[t].position + 1u));
         var owner = 0u;
         for (; owner + 1u < THREADS; owner += 1u) {
             let here = vec2<u32>(low[owner], high[owner]);
@@ -316,18 +321,19 @@ fn draw(thread: u32, largest: f32, column: u32) -> u32 {
     return shared_words[3];
 }
 
+// The logit of a key, the inverse of key_of.
 fn value_of(key: u32) -> f32 {
     return bitcast<f32>(select(~key, key & 0x7fffffffu, (key & 0x80000000u) != 0u));
 }
 
-// The mass of a token if it is kept, else 0; `rank` counts the tokens at the edge before it.
+// The mass of a token if it is kept, else 0. rank: the number of tokens at the edge with lower indices.
 fn kept(key: u32, mass: u32, edge: u32, edge_count: u32, rank: u32) -> u32 {
     let keep = mass >= settings.min_mass && (key > edge || (key == edge && rank < edge_count));
     return select(0u, mass, keep);
 }
 
-// The mass of all kept tokens. Leaves each thread's part in low and high, and in ties the number of edge tokens before its
-// slice of the vocabulary. Ends behind a barrier.
+// The mass of all kept tokens. Stores the mass of each thread's slice of the vocabulary in `low` and `high`, and the
+// number of edge tokens before the slice in `ties`. All threads take part.
 fn kept_mass(thread: u32, largest: f32, edge: u32, edge_count: u32) -> vec2<u32> {
     let slice = (params.vocab + THREADS - 1u) / THREADS;
     let begin = min(thread * slice, params.vocab);

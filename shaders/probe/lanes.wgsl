@@ -1,4 +1,4 @@
-// Where each thread of a workgroup lies in its subgroup, and which thread its neighbour lane is.
+// For each thread of a workgroup: its lane, the size of its subgroup, and the thread in the lane next to it.
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @compute @workgroup_size(128)
 fn main(

@@ -1,5 +1,5 @@
-// Reads a buffer once and keeps next to nothing: how fast weights could be read at best.
-// data [vectors], out [THREADS of all workgroups]; a thread reads every (groups * 256)th vector.
+// Reads a buffer once and writes almost nothing: an upper limit for how fast weights can be read.
+// data [vectors], out [workgroups]; a thread reads every (GROUPS * THREADS)th vector.
 @group(0) @binding(0) var<storage, read> data: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
 const THREADS: u32 = 256u;
@@ -12,7 +12,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var i = first; i < arrayLength(&data); i += THREADS * GROUPS) {
         sum ^= data[i];
     }
-    // One word a workgroup, so that nothing is optimised away and nothing much is written.
+    // The condition uses all sums, so that no load can be optimised away. It is almost never true for threads other
+    // than 0.
     if ((sum.x ^ sum.y ^ sum.z ^ sum.w) == 0x12345678u || thread == 0u) {
         out[group.x] = sum.x;
     }

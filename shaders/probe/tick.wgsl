@@ -1,4 +1,4 @@
-// Adds one to one word: a dispatch that waits for the one before it and does nothing else.
+// Adds 1 to each of the first limit[0] words of out: a dispatch whose only cost is to wait for the previous one.
 @group(0) @binding(0) var<storage, read> limit: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
 

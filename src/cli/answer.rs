@@ -1,13 +1,10 @@
-//! An answer on its way to a person: the text as it comes, and the line that follows it.
+//! An answer as the user sees it: the text while it is generated, and the line that follows it.
 
-use super::{Error, Result};
-use cmf_gpu::engine::Answer;
+use cmf_gpu::engine::OnText;
+use cmf_gpu::{Answer, Error, Result};
 use std::ops::ControlFlow;
 
-/// What gets the text of an answer, and may end it.
-pub type OnText<'a> = &'a mut dyn FnMut(&str) -> ControlFlow<()>;
-
-/// Asks, and hands on the text as it comes; it ends with a line end, whatever becomes of the answer. Errors: those of
+/// Calls `ask` and writes the text that arrives, with a line break at its end, also after an error. Errors: those of
 /// `write`, else those of `ask`.
 pub fn streamed(
     write: &mut dyn FnMut(&str) -> Result<()>,
@@ -34,7 +31,7 @@ pub fn streamed(
     answer
 }
 
-/// Tokens of the prompt that were run in a second, and tokens of the answer after the first.
+/// Prompt tokens that were run per second, and tokens of the answer after the first per second.
 pub fn rates(answer: &Answer) -> (f64, f64) {
     let rate = |count: usize, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
     (
@@ -50,7 +47,7 @@ pub fn summary(answer: &Answer) -> String {
         0 => String::new(),
         cached => format!(" ({cached} cached)"),
     };
-    // One token has no distance to another.
+    // A single token has no rate.
     let decoded = match answer.tokens.len() {
         0 | 1 => String::new(),
         _ => format!(" {decode_rate:.1} tok/s"),

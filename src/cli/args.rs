@@ -1,17 +1,14 @@
-//! Flags that several commands share, and how text becomes values.
+//! Flags that several commands share, and the parsing of their values.
 
+use super::context::{Context, usage};
 use super::model::ModelArgs;
 use super::output::{Output, size};
 use super::overlay::{self, OverlayArgs};
-use super::{Context, Result, usage};
-use clap::builder::FalseyValueParser;
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args};
-use cmf_gpu::container::Container;
-use cmf_gpu::engine::{Engine, LoadProgress, Placement};
-use cmf_gpu::kernel::Kv;
-use cmf_gpu::options::{DeviceChoice, LoadOptions, Overlay, Speculation, TaskChoice};
-use cmf_gpu::{Error, Kind};
+use clap::Args;
+use cmf_gpu::engine::{DeviceReport, LoadProgress};
+use cmf_gpu::options::{DeviceChoice, Kv, Speculation, TaskChoice};
+use cmf_gpu::source::ModelSource;
+use cmf_gpu::{Engine, Error, Kind, LoadOptions, Result};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read;
@@ -19,16 +16,16 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Most bytes of a text that is read at once.
+/// Most bytes of a text file.
 const MAX_TEXT: u64 = 64 << 20;
 
-/// Which device runs the model, and with which memory.
+/// Which device runs the model, and with how much memory.
 #[derive(Args)]
 pub struct DeviceArgs {
-    /// auto, gpu, cpu, software, a number in the list of devices, or a part of a name
-    #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = device, hide_env = true)]
+    /// auto, gpu, cpu, software, an index in the list of devices, or a part of a name
+    #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = device, hide_env_values = true)]
     device: DeviceChoice,
-    /// Positions of the context; 0 = what the model was trained for [default: that, at most 4096]
+    /// Length of the context in tokens; 0 = the length the model was trained for [default: that, at most 4096]
     #[arg(
         short,
         long,
@@ -36,11 +33,11 @@ pub struct DeviceArgs {
         env = "CMF_GPU_CTX",
         value_parser = whole::<u32>,
         allow_negative_numbers = true,
-        hide_env = true
+        hide_env_values = true
     )]
     pub ctx: Option<u32>,
     /// Type of cached keys and values: f16 or f32
-    #[arg(long, env = "CMF_GPU_KV", default_value = "f16", value_parser = kv, hide_env = true)]
+    #[arg(long, env = "CMF_GPU_KV", default_value = "f16", value_parser = kv, hide_env_values = true)]
     pub kv: Kv,
     /// Most device memory to use, in MiB
     #[arg(
@@ -49,31 +46,31 @@ pub struct DeviceArgs {
         value_name = "MIB",
         value_parser = whole::<u64>,
         allow_negative_numbers = true,
-        hide_env = true
+        hide_env_values = true
     )]
     vram_mb: Option<u64>,
-    /// Compiles shaders with bounds checks, to find out
-    #[arg(long, env = "CMF_GPU_CHECKED_SHADERS", value_parser = FalseyValueParser::new(), hide_env = true)]
+    /// Compiles shaders with bounds checks, for debugging
+    #[arg(long)]
     checked_shaders: bool,
 }
 
 /// Which mask is active.
 #[derive(Args)]
 pub struct TaskArgs {
-    /// The task whose mask is active, none = the full model [default: the active skill's, else the file's default task, if it
-    /// has such a mask]
-    #[arg(long, env = "CMF_GPU_TASK", value_name = "NAME", value_parser = task, hide_env = true)]
+    /// The task whose mask is active, none = the full model [default: the task of the active skill, else the file's default
+    /// task, if it has a mask]
+    #[arg(long, value_name = "NAME", value_parser = task)]
     task: Option<TaskChoice>,
 }
 
 impl TaskArgs {
-    /// The choice, open where there is none.
+    /// The choice; without the flag, the default.
     pub fn choice(&self) -> TaskChoice {
         self.task.clone().unwrap_or_default()
     }
 }
 
-/// What runs where, under which mask and with which skills: the flags of every command that runs a model for its own sake.
+/// The flags of every command that runs a model: model, device, mask and skills.
 #[derive(Args)]
 pub struct LoadArgs {
     #[command(flatten)]
@@ -87,75 +84,67 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// The library's options, without drafts and skills.
+    /// The library's options, with speculation off and without skills.
     pub fn options(&self) -> LoadOptions {
-        LoadOptions {
-            task: self.task.choice(),
-            ..self.device.options()
-        }
+        self.device.options().task(self.task.choice())
     }
 }
 
 impl DeviceArgs {
-    /// The library's options, without drafts, masks and skills.
+    /// The library's options, with speculation off, and without masks and skills.
     pub fn options(&self) -> LoadOptions {
-        LoadOptions {
-            device: self.device.clone(),
-            ctx: self.ctx,
-            kv: self.kv,
-            vram_mb: self.vram_mb,
-            checked_shaders: self.checked_shaders,
-            all_logits: false,
-            speculation: Speculation::Off,
-            task: TaskChoice::Default,
-            count_routes: false,
-            overlay: Overlay::Backbone,
-        }
+        LoadOptions::default()
+            .device(self.device.clone())
+            .ctx(self.ctx)
+            .kv(self.kv)
+            .vram_mb(self.vram_mb)
+            .checked_shaders(self.checked_shaders)
+            .speculation(Speculation::Off)
     }
 }
 
-fn device(text: &str) -> std::result::Result<DeviceChoice, String> {
-    // The parser puts the flag in front; the kind is that of every wrong flag.
+fn device(text: &str) -> Result<DeviceChoice, String> {
+    // The parser puts the flag in front of the message.
     text.parse().map_err(|err: Error| err.message)
 }
 
-/// A whole number that is not negative. Errors: which numbers there are.
-pub fn whole<T: TryFrom<u64>>(text: &str) -> std::result::Result<T, String> {
+/// A whole number that is not negative. Errors: the range of numbers.
+pub fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     whole_from(0, text)
 }
 
-/// A whole number above 0. Errors: which numbers there are.
-pub fn positive<T: TryFrom<u64>>(text: &str) -> std::result::Result<T, String> {
+/// A whole number above 0. Errors: the range of numbers.
+pub fn positive<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     whole_from(1, text)
 }
 
-fn whole_from<T: TryFrom<u64>>(least: u64, text: &str) -> std::result::Result<T, String> {
+fn whole_from<T: TryFrom<u64>>(least: u64, text: &str) -> Result<T, String> {
     let number = text.parse::<u64>().ok().filter(|&number| number >= least);
     number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
         format!(
-            "wanted a whole number from {least} to {}",
+            "expected a whole number from {least} to {}",
             u64::MAX >> (64 - 8 * size_of::<T>())
         )
     })
 }
 
-fn kv(text: &str) -> std::result::Result<Kv, String> {
+fn kv(text: &str) -> Result<Kv, String> {
     match text {
         "f16" => Ok(Kv::F16),
         "f32" => Ok(Kv::F32),
         "q8" => Err("quantised caches are not implemented yet; use f16, or f32 for twice the memory".into()),
-        _ => Err("wanted f16 or f32".into()),
+        _ => Err("expected f16 or f32".into()),
     }
 }
 
-fn task(text: &str) -> std::result::Result<TaskChoice, String> {
+fn task(text: &str) -> Result<TaskChoice, String> {
     text.parse().map_err(|err: Error| err.message)
 }
 
-/// Loads a model, shows how far it is, and says what runs where. The first Ctrl-C ends it.
-pub fn load(container: Container, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
-    let engine = with_progress(context, |progress| Engine::open(container, options, progress))?;
-    announce(engine.placement(), engine.load_s(), &context.out);
+/// Loads a model with a progress bar, and prints the device, the skills and the task. The first Ctrl-C cancels it.
+pub fn load(source: ModelSource, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
+    let engine = with_progress(context, |progress| Engine::open(source, options, progress))?;
+    announce(engine.device_report(), engine.load_s(), &context.out);
     overlay::announce(&engine, &context.out);
     if let Some(task) = engine.task() {
         context.out.note(format!("task {task}"));
@@ -163,7 +152,7 @@ pub fn load(container: Container, options: &LoadOptions, context: &mut Context) 
     Ok(engine)
 }
 
-/// Shows how far loading is; the first Ctrl-C ends it.
+/// Calls `load` with a progress bar; the first Ctrl-C cancels it.
 pub fn with_progress<T>(context: &mut Context, load: impl FnOnce(LoadProgress) -> Result<T>) -> Result<T> {
     let cancel = context.interrupt.graceful();
     let mut bar = context.out.progress("loading", true);
@@ -176,77 +165,49 @@ pub fn with_progress<T>(context: &mut Context, load: impl FnOnce(LoadProgress) -
     })
 }
 
-/// Says what runs where.
-pub fn announce(placement: &Placement, load_s: f64, out: &Output) {
-    if let Some(notice) = &placement.notice {
-        out.note(format!("note: {notice}"));
-    }
+/// Prints the notices of loading, the device and its memory.
+pub fn announce(report: &DeviceReport, load_s: f64, out: &Output) {
+    out.notices(&report.notices);
     out.note(format!(
         "{} ({}, {}): {} layers, {} weights, {} buffers, context {}, loaded in {:.2} s",
-        placement.name,
-        placement.backend,
-        placement.kind,
-        placement.layers,
-        size(placement.weight_bytes),
-        size(placement.buffer_bytes),
-        placement.ctx,
+        report.name,
+        report.backend,
+        report.kind,
+        report.layers,
+        size(report.weight_bytes),
+        size(report.buffer_bytes),
+        report.ctx,
         load_s,
     ));
 }
 
-/// The device of an answer, for JSON.
-pub fn device_json(placement: &Placement) -> Value {
-    json!({
-        "name": placement.name, "backend": placement.backend, "kind": placement.kind, "driver": placement.driver
-    })
+/// The device, for JSON.
+pub fn device_json(report: &DeviceReport) -> Value {
+    json!({"name": report.name, "backend": report.backend, "kind": report.kind, "driver": report.driver})
 }
 
 /// Token ids separated by commas.
-pub fn token_list(text: &str) -> std::result::Result<Tokens, String> {
+pub fn token_list(text: &str) -> Result<Tokens, String> {
     ids(text).map(Tokens)
 }
 
-/// The same as numbers of a type that may hold more than ids.
-pub fn ids<T: FromStr>(text: &str) -> std::result::Result<Vec<T>, String> {
+/// Numbers separated by commas, of a type that may hold more than token ids.
+pub fn ids<T: FromStr>(text: &str) -> Result<Vec<T>, String> {
     let ids = text.split(',').map(|id| {
         id.trim()
             .parse()
-            .map_err(|_| format!("wanted token ids like 1,2,3, found '{id}'"))
+            .map_err(|_| format!("expected token ids like 1,2,3, found '{id}'"))
     });
     ids.collect()
 }
 
-/// Token ids; a type of its own, because the parser takes a plain list for a flag that can be repeated.
+/// Token ids. A type of its own, because the parser takes a plain list for a repeated flag.
 #[derive(Clone, Debug)]
 pub struct Tokens(pub Vec<u32>);
 
-/// The ids that are shown, in the form that is read.
+/// Token ids in the form that [`token_list`] reads.
 pub fn show_tokens(tokens: &[u32]) -> String {
     tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
-/// Which of several flags that exclude each other is in force: the one on the command line, else the one from the
-/// environment. Errors: `Usage` when one of these two holds several.
-pub fn chosen(matches: &ArgMatches, flags: &[&'static str]) -> Result<Option<&'static str>> {
-    for source in [ValueSource::CommandLine, ValueSource::EnvVariable] {
-        let found: Vec<_> = flags
-            .iter()
-            .filter(|flag| matches.value_source(flag) == Some(source))
-            .collect();
-        match found.as_slice() {
-            [] => continue,
-            [one] => return Ok(Some(one)),
-            [one, two, ..] => {
-                let dashed = |flag: &str| flag.replace('_', "-");
-                return Err(usage(format!(
-                    "--{} and --{} exclude each other",
-                    dashed(one),
-                    dashed(two)
-                )));
-            }
-        }
-    }
-    Ok(None)
 }
 
 /// A text file, `-` for stdin. Errors: `Io`; `Parse` when it is not UTF-8; `Usage` when it is too long.
@@ -279,20 +240,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_say_their_range() {
+    fn numbers_out_of_range_name_the_range() {
         assert_eq!(whole::<u32>("4294967295"), Ok(u32::MAX));
         assert_eq!(whole::<u64>("18446744073709551615"), Ok(u64::MAX));
         for bad in ["-1", "4294967296", "1.5", "", "many"] {
             assert_eq!(
                 whole::<u32>(bad).unwrap_err(),
-                "wanted a whole number from 0 to 4294967295"
+                "expected a whole number from 0 to 4294967295"
             );
         }
         assert!(whole::<u64>("-1").unwrap_err().ends_with("to 18446744073709551615"));
         assert_eq!(positive::<u32>("1"), Ok(1));
         assert_eq!(
             positive::<u32>("0").unwrap_err(),
-            "wanted a whole number from 1 to 4294967295"
+            "expected a whole number from 1 to 4294967295"
         );
     }
 

@@ -1,39 +1,36 @@
-//! The chat of `run`: messages and commands in, answers out, until there is no more.
+//! The chat of `run`: lines with messages and commands in, answers out.
 //!
-//! The conversation is a list of messages, rendered anew for every answer; what the engine still has cached of it is its
-//! business. A turn that fails leaves the conversation as it was.
+//! The whole conversation is rendered for every answer; the engine reuses the part that it still has cached. A turn that
+//! fails leaves the conversation unchanged.
 
 mod command;
 pub mod lines;
 #[cfg(test)]
 mod tests;
 
-use super::answer::{OnText, streamed, summary};
+use super::answer::{streamed, summary};
+use super::context::{Outcome, Result};
 use super::output::Output;
 use super::overlay;
-use super::run::random;
-use super::{Outcome, Result};
-use cmf_gpu::Kind;
-use cmf_gpu::container::NO_TASK;
-use cmf_gpu::engine::Engine;
-use cmf_gpu::options::{AnswerOptions, TaskChoice};
-use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Finish};
+use super::sampling::random_seed;
+use cmf_gpu::engine::OnText;
+use cmf_gpu::options::{Sampling, TaskChoice};
+use cmf_gpu::source::NO_TASK;
+use cmf_gpu::{AnswerOptions, Cancel, Engine, Finish, Kind, Message, Notice};
 pub use command::Settings;
 use command::{Command, HELP};
 use lines::{Line, Lines};
-use serde_json::{Value, json};
 
-/// The task that is nobody's choice: the active skill's, else the file's.
-const OPEN: &str = "default";
+/// The value of `/set task` for the default task: that of the active skill, else that of the file.
+const DEFAULT_TASK: &str = "default";
 
-/// Where a chat is shown.
+/// Where a chat prints.
 pub trait Sink {
-    /// Shows a part of an answer, at once.
+    /// Prints a part of an answer, at once.
     fn text(&mut self, text: &str) -> Result<()>;
-    /// Replies to a command, or says what is wrong.
+    /// Prints the reply to a command, or an error.
     fn say(&mut self, text: &str);
-    /// Says what nobody asked for.
+    /// Prints other information, which `--quiet` suppresses.
     fn note(&mut self, text: &str);
 }
 
@@ -52,24 +49,30 @@ impl Sink for Output {
     }
 }
 
+fn note_all(notices: &[Notice], sink: &mut dyn Sink) {
+    for notice in notices {
+        sink.note(&format!("note: {notice}"));
+    }
+}
+
 /// A conversation with a model.
 pub struct Chat<'a> {
     engine: &'a mut Engine,
-    /// The system message in front of it.
+    /// The system message at its start.
     system: Option<String>,
     settings: Settings,
     /// Stop texts and variables of the template.
     options: AnswerOptions,
-    /// Messages of the user and answers in turn, an answer at the end.
-    messages: Vec<Value>,
-    /// How often the last message was answered anew.
+    /// Messages of the user and answers in turn; the last one is an answer.
+    messages: Vec<Message>,
+    /// How often the last message was answered again.
     retries: u64,
-    /// The last answer in numbers.
+    /// The summary of the last answer.
     last: Option<String>,
 }
 
 impl<'a> Chat<'a> {
-    /// A conversation that nobody has begun. Errors: `Tokenizer` when the model has none, so that there can be none.
+    /// An empty conversation. Errors: `Tokenizer` and `Template` when the model cannot chat.
     pub fn new(
         engine: &'a mut Engine,
         system: Option<String>,
@@ -89,9 +92,9 @@ impl<'a> Chat<'a> {
         })
     }
 
-    /// Reads and answers until the lines end. `renewed` gives each answer the token that cancels it.
+    /// Reads and answers until the lines end. `renewed` returns a new token for each answer, which cancels it.
     ///
-    /// Errors: the device's, and what cannot be read or written; others are said, and the chat goes on.
+    /// Errors: those of [`is_fatal`]. Other errors are printed, and the chat goes on.
     pub fn run(
         &mut self,
         lines: &mut dyn Lines,
@@ -106,7 +109,7 @@ impl<'a> Chat<'a> {
                 Line::Interrupted if interrupted => return Ok(Outcome::Interrupted),
                 Line::Interrupted => {
                     interrupted = true;
-                    sink.note("Ctrl-C again leaves");
+                    sink.note("press Ctrl-C again to leave");
                     continue;
                 }
             };
@@ -114,102 +117,105 @@ impl<'a> Chat<'a> {
             match Command::parse(&line) {
                 Err(hint) => sink.say(&hint),
                 Ok(Command::Exit) => return Ok(Outcome::Done),
-                Ok(Command::Message(text)) => {
-                    self.retries = 0;
-                    let message = json!({"role": "user", "content": text});
-                    let messages = self.messages.iter().cloned().chain([message]).collect();
-                    self.answer(messages, &renewed(), sink)?;
-                }
-                Ok(Command::Regen) => self.regenerate(renewed, sink)?,
-                Ok(Command::Blank) => {}
-                Ok(Command::Help) => sink.say(HELP),
-                Ok(Command::Clear) => {
-                    self.messages.clear();
-                    sink.say("a new conversation begins");
-                }
-                Ok(Command::System(text)) => {
-                    self.system = text;
-                    sink.say(match self.system {
-                        Some(_) => "the system message is set",
-                        None => "there is no system message",
-                    });
-                }
-                Ok(Command::Show(Some(name))) => sink.say(&self.show(&name)),
-                Ok(Command::Show(None)) => sink.say(&self.show_all()),
-                Ok(Command::Set(name, value)) if name == "task" => self.set_task(&value, sink)?,
-                Ok(Command::Set(name, value)) if name == "skill" => self.set_skill(&value, sink)?,
-                Ok(Command::Set(name, value)) => match self.settings.with(&name, &value) {
-                    Ok(settings) => {
-                        self.settings = settings;
-                        sink.say(&self.show(&name));
-                    }
-                    Err(hint) => sink.say(&hint),
-                },
-                Ok(Command::Stats) => sink.say(&self.stats()),
+                Ok(command) => self.perform(command, renewed, sink)?,
             }
         }
+    }
+
+    fn perform(&mut self, command: Command, renewed: &mut dyn FnMut() -> Cancel, sink: &mut dyn Sink) -> Result<()> {
+        match command {
+            Command::Message(text) => {
+                self.retries = 0;
+                let mut messages = self.messages.clone();
+                messages.push(Message::user(text));
+                self.answer(messages, &renewed(), sink)?;
+            }
+            Command::Regen => self.regenerate(renewed, sink)?,
+            Command::Blank | Command::Exit => {}
+            Command::Help => sink.say(HELP),
+            Command::Clear => {
+                self.messages.clear();
+                sink.say("the conversation is cleared");
+            }
+            Command::System(text) => {
+                self.system = text;
+                sink.say(match self.system {
+                    Some(_) => "the system message is set",
+                    None => "the system message is removed",
+                });
+            }
+            Command::Show(Some(name)) => sink.say(&self.show(&name)),
+            Command::Show(None) => sink.say(&self.show_all()),
+            Command::Set(name, value) if name == "task" => self.set_task(&value, sink)?,
+            Command::Set(name, value) if name == "skill" => self.set_skill(&value, sink)?,
+            Command::Set(name, value) => match self.settings.with(&name, &value) {
+                Ok(settings) => {
+                    self.settings = settings;
+                    sink.say(&self.show(&name));
+                }
+                Err(hint) => sink.say(&hint),
+            },
+            Command::Stats => sink.say(&self.stats()),
+        }
+        Ok(())
     }
 
     /// One setting in words, or a hint.
     fn show(&self, name: &str) -> String {
         match name {
-            "task" => overlay::shown_task(self.engine),
-            "skill" => overlay::shown(self.engine),
+            "task" => overlay::describe_task(self.engine),
+            "skill" => overlay::describe_skills(self.engine),
             _ => self.settings.show(name).unwrap_or_else(|hint| hint),
         }
     }
 
-    /// All settings, a line each.
+    /// All settings, one per line.
     fn show_all(&self) -> String {
         let numbers = self.settings.all().map(|(name, value)| format!("{name} {value}"));
         let others = ["task", "skill"].map(|name| self.show(name));
         numbers.into_iter().chain(others).collect::<Vec<_>>().join("\n")
     }
 
-    /// Puts a task's mask in force, or leaves open which. Errors: those that end everything.
+    /// Activates a task's mask, or the default one. Errors: those of [`is_fatal`].
     fn set_task(&mut self, value: &str, sink: &mut dyn Sink) -> Result<()> {
-        let masks = self.engine.container().masks();
-        // Any word but none may be the name of a mask, and a name means what it names.
+        let masks = self.engine.source().masks();
+        // A mask may have the name "default". The name of a mask always means that mask.
         let named = masks.is_some_and(|masks| masks.find(value).is_ok());
         let choice = match value {
-            OPEN if named => {
-                sink.note("note: the model has a task of that name, which this means");
+            DEFAULT_TASK if named => {
+                sink.note("note: the model has a task named default, which is used");
                 TaskChoice::Named(value.into())
             }
-            OPEN => TaskChoice::Default,
+            DEFAULT_TASK => TaskChoice::Default,
             NO_TASK => TaskChoice::Full,
             name => TaskChoice::Named(name.into()),
         };
         match self.engine.choose_task(&choice) {
-            Err(err) if ends_everything(err.kind) => return Err(err),
+            Err(err) if is_fatal(err.kind) => return Err(err),
             Err(err) => sink.say(&err.message),
-            Ok(notice) => {
-                if let Some(notice) = notice {
-                    sink.note(&format!("note: {notice}"));
-                }
-                sink.say(&overlay::shown_task(self.engine));
+            Ok(notices) => {
+                note_all(&notices, sink);
+                sink.say(&overlay::describe_task(self.engine));
             }
         }
         Ok(())
     }
 
-    /// Changes the skill, and with it the mask where it goes with one. Errors: those that end everything.
+    /// Changes the skill, and the mask if the skill has a task. Errors: those of [`is_fatal`].
     fn set_skill(&mut self, value: &str, sink: &mut dyn Sink) -> Result<()> {
         if value == "auto" {
-            sink.say("auto needs a prompt that decides, as run takes it; a chat changes skills with /set skill ID");
+            sink.say("auto needs the prompt of `run -p`; a chat changes its skill with /set skill ID");
             return Ok(());
         }
         let before = self.engine.task().map(str::to_owned);
         match self.engine.set_skill(Some(value).filter(|value| *value != "none")) {
-            Err(err) if ends_everything(err.kind) => return Err(err),
+            Err(err) if is_fatal(err.kind) => return Err(err),
             Err(err) => sink.say(&err.message),
-            Ok(notice) => {
-                if let Some(notice) = notice {
-                    sink.note(&format!("note: {notice}"));
-                }
-                sink.say(&overlay::shown(self.engine));
+            Ok(notices) => {
+                note_all(&notices, sink);
+                sink.say(&overlay::describe_skills(self.engine));
                 if self.engine.task() != before.as_deref() {
-                    sink.say(&overlay::shown_task(self.engine));
+                    sink.say(&overlay::describe_task(self.engine));
                 }
             }
         }
@@ -217,9 +223,9 @@ impl<'a> Chat<'a> {
     }
 
     fn stats(&mut self) -> String {
-        let placement = self.engine.placement();
-        let device = format!("{} ({}, {})", placement.name, placement.backend, placement.kind);
-        let ctx = placement.ctx;
+        let report = self.engine.device_report();
+        let device = format!("{} ({}, {})", report.name, report.backend, report.kind);
+        let ctx = report.ctx;
         let system = if self.system.is_some() {
             " and a system message"
         } else {
@@ -234,10 +240,10 @@ impl<'a> Chat<'a> {
         [&conversation, last, &device].join("\n")
     }
 
-    /// Another answer in place of the last one, which stays if there is none.
+    /// Answers the last message again. The last answer stays if there is no new one.
     fn regenerate(&mut self, renewed: &mut dyn FnMut() -> Cancel, sink: &mut dyn Sink) -> Result<()> {
         let Some((_, messages)) = self.messages.split_last() else {
-            sink.say("there is no answer to be made anew");
+            sink.say("there is no message to answer again");
             return Ok(());
         };
         if self.settings.sampling.temperature == 0.0 {
@@ -248,37 +254,34 @@ impl<'a> Chat<'a> {
     }
 
     /// Answers the last of `messages`; with the answer they become the conversation.
-    fn answer(&mut self, mut messages: Vec<Value>, cancel: &Cancel, sink: &mut dyn Sink) -> Result<()> {
-        // A given seed gives other answers anew, but always the same ones.
+    fn answer(&mut self, mut messages: Vec<Message>, cancel: &Cancel, sink: &mut dyn Sink) -> Result<()> {
+        // With a fixed seed, /regen gives different answers, and the same ones in every chat.
         let seed = self
             .settings
             .seed
-            .map_or_else(random, |seed| seed.wrapping_add(self.retries));
+            .map_or_else(random_seed, |seed| seed.wrapping_add(self.retries));
         self.options.max_tokens = Some(self.settings.max_tokens);
         self.options.sampling = Some(Sampling {
             seed,
             ..self.settings.sampling.clone()
         });
-        let system = self
-            .system
-            .iter()
-            .map(|text| json!({"role": "system", "content": text}));
-        let all: Vec<Value> = system.chain(messages.iter().cloned()).collect();
+        let system = self.system.iter().map(Message::system);
+        let all: Vec<Message> = system.chain(messages.iter().cloned()).collect();
         let (engine, options) = (&mut *self.engine, &self.options);
         let ask = |on_text: OnText| engine.chat(&all, options, cancel, on_text);
         let answer = match streamed(&mut |text| sink.text(text), ask) {
             Ok(answer) => answer,
-            Err(err) if ends_everything(err.kind) => return Err(err),
+            Err(err) if is_fatal(err.kind) => return Err(err),
             Err(err) => {
-                let way_out = match err.kind {
-                    Kind::ContextFull if !self.messages.is_empty() => "; /clear begins a new conversation",
+                let hint = match err.kind {
+                    Kind::ContextFull if !self.messages.is_empty() => "; /clear starts a new conversation",
                     _ => "",
                 };
-                sink.say(&format!("error: {err}\nthe turn is taken back{way_out}"));
+                sink.say(&format!("error: {err}\nthe message is discarded{hint}"));
                 return Ok(());
             }
         };
-        answer.notices.iter().for_each(|notice| sink.note(notice));
+        note_all(&answer.notices, sink);
         let summary = summary(&answer);
         sink.note(&summary);
         self.last = Some(match self.settings.sampling.temperature {
@@ -287,22 +290,22 @@ impl<'a> Chat<'a> {
         });
         match answer.finish {
             Finish::Interrupted if answer.text.is_empty() => {
-                sink.note("nothing was answered, the turn is taken back");
+                sink.note("no answer; the message is discarded");
                 return Ok(());
             }
-            Finish::Context => sink.say("the context is full; /clear begins a new conversation"),
+            Finish::Context => sink.say("the context is full; /clear starts a new conversation"),
             _ => {}
         }
-        messages.push(json!({"role": "assistant", "content": answer.text}));
+        messages.push(Message::assistant(answer.text));
         self.messages = messages;
         Ok(())
     }
 }
 
-/// Whether there is no use in going on.
-fn ends_everything(kind: Kind) -> bool {
+/// Whether an error ends the chat.
+fn is_fatal(kind: Kind) -> bool {
     matches!(
         kind,
-        Kind::Io | Kind::DeviceLost | Kind::DeviceError | Kind::OutOfMemory
+        Kind::Io | Kind::DeviceLost | Kind::DeviceError | Kind::OutOfMemory | Kind::Internal
     )
 }

@@ -1,11 +1,10 @@
-//! `chat-template`: the prompt that a conversation becomes, as text and as tokens.
+//! `chat-template`: the prompt that the template makes of a conversation, as text and as tokens.
 
 use super::args::read_text;
+use super::context::{Context, Outcome, Result, usage};
 use super::model::{ModelArgs, open};
 use super::tokenize::tokenizer;
-use super::{Context, Outcome, Result, usage};
-use clap::builder::FalseyValueParser;
-use cmf_gpu::container::json as strict_json;
+use cmf_gpu::format::json as strict_json;
 use cmf_gpu::text::{self, ChatTemplate, RenderOptions};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -16,29 +15,29 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// A JSON file: a list of objects with role and content; - = stdin
-    #[arg(long, env = "CMF_GPU_MESSAGES", value_name = "FILE", hide_env = true)]
+    #[arg(long, value_name = "FILE")]
     messages: PathBuf,
     /// A JSON file: a list of tool descriptions
-    #[arg(long, env = "CMF_GPU_TOOLS", value_name = "FILE", hide_env = true)]
+    #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
     /// Further variables of the template, a JSON object
-    #[arg(long, env = "CMF_GPU_KWARGS", value_name = "JSON", hide_env = true)]
+    #[arg(long, value_name = "JSON")]
     kwargs: Option<String>,
-    /// Leaves out the header of the answer
-    #[arg(long, env = "CMF_GPU_NO_GENERATION_PROMPT", value_parser = FalseyValueParser::new(), hide_env = true)]
+    /// Leaves out the start of the answer
+    #[arg(long)]
     no_generation_prompt: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = open(&args.model.path(context)?)?;
-    let config = &container.header().tokenizer_config;
-    let tokenizer = tokenizer(&container)?;
-    let template = match &config.chat_template {
+    let source = open(&args.model.path()?)?;
+    let assets = &source.text;
+    let tokenizer = tokenizer(&source)?;
+    let template = match &assets.chat_template {
         Some(source) => ChatTemplate::new(source)?,
         None => ChatTemplate::chatml()?,
     };
     let Value::Array(messages) = strict_json::parse(read_text(&args.messages)?.as_bytes(), "messages")? else {
-        return Err(usage("--messages: wanted a list of messages"));
+        return Err(usage("--messages: expected a list of messages"));
     };
     let tools = match &args.tools {
         Some(path) => Some(strict_json::parse(read_text(path)?.as_bytes(), "tools")?),
@@ -48,11 +47,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         Some(text) => strict_json::parse_object(text.as_bytes(), "kwargs")?,
         None => Default::default(),
     };
-    let eos = config.eos_token_ids.first().copied();
+    let eos = assets.eos_token_ids.first().copied();
     let options = RenderOptions {
         add_generation_prompt: !args.no_generation_prompt,
         tools,
-        special_tokens: text::special_tokens_map(&tokenizer, config.bos_token_id, eos, config.pad_token_id)?,
+        special_tokens: text::special_tokens_map(&tokenizer, assets.bos_token_id, eos, assets.pad_token_id)?,
         kwargs,
         ..RenderOptions::default()
     };

@@ -1,9 +1,8 @@
-//! `defrag`: drops the neurons that a task's mask switches off.
+//! `defrag`: removes the neurons that a task's mask switches off.
 
-use super::model::there;
+use super::context::{Context, Result};
+use super::model::require_file;
 use super::work::writing;
-use super::{Context, Result};
-use clap::builder::FalseyValueParser;
 use cmf_gpu::tools::defrag::defrag;
 use std::path::PathBuf;
 
@@ -12,19 +11,19 @@ use std::path::PathBuf;
 pub struct Args {
     /// A .cmf file with task masks
     model: PathBuf,
-    /// The task whose neurons stay
-    #[arg(long, env = "CMF_GPU_TASK", value_name = "NAME", hide_env = true)]
+    /// The task whose neurons are kept
+    #[arg(long, value_name = "NAME")]
     task: String,
-    /// Leaves heads, layers and experts on that the mask switches off
-    #[arg(long, env = "CMF_GPU_FFN_ONLY", value_parser = FalseyValueParser::new(), hide_env = true)]
+    /// Keeps heads, layers and experts that the mask switches off
+    #[arg(long)]
     ffn_only: bool,
     /// The CMF file to write
-    #[arg(short, long, env = "CMF_GPU_OUT", hide_env = true)]
+    #[arg(short, long)]
     out: PathBuf,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    there(&args.model)?;
+    require_file(&args.model)?;
     writing("defragmenting", &args.out, context, &mut |progress| {
         defrag(&args.model, &args.task, args.ffn_only, &args.out, progress)
     })

@@ -1,9 +1,9 @@
 //! `detokenize`: tokens as text, special tokens included.
 
 use super::args;
+use super::context::{Context, Outcome, Result, usage};
 use super::model::{ModelAndText, open};
 use super::tokenize::tokenizer;
-use super::{Context, Outcome, Result, usage};
 use serde_json::json;
 
 /// Flags of `detokenize`.
@@ -12,11 +12,11 @@ use serde_json::json;
 #[command(mut_arg("second", |arg| arg.value_name("IDS").help("Token ids, separated by commas")))]
 pub struct Args {
     #[command(flatten)]
-    what: ModelAndText,
+    input: ModelAndText,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let (path, ids) = args.what.split(context)?;
+    let (path, ids) = args.input.split()?;
     let ids: Vec<u64> = args::ids(&ids).map_err(usage)?;
     let tokenizer = tokenizer(&open(&path)?)?;
     let known = |&id: &u64| {

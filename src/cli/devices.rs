@@ -1,36 +1,15 @@
-//! `devices`: what models can run on.
+//! `devices`: the devices that can run models.
 
+use super::context::{Context, Outcome, Result};
 use super::output::size;
-use super::{Context, Outcome, Result};
-use cmf_gpu::gpu;
+use cmf_gpu::gpu::{self, Adapter};
 use serde_json::{Value, json};
 
 pub fn run(context: &mut Context) -> Result {
     let adapters = gpu::adapters();
     if context.out.json {
-        let mut devices: Vec<Value> = adapters
-            .iter()
-            .enumerate()
-            .map(|(index, adapter)| {
-                json!({
-                    "index": index,
-                    "name": adapter.name,
-                    "backend": adapter.backend,
-                    "kind": adapter.kind.name(),
-                    "driver": adapter.driver,
-                    // The graphics interface does not tell how much memory a device has.
-                    "memory": null,
-                    "limits": {
-                        "max_buffer": adapter.max_buffer,
-                        "max_binding": adapter.max_binding,
-                        "max_workgroup_bytes": adapter.max_workgroup_bytes,
-                        "subgroup": adapter.subgroup,
-                    },
-                    "features": adapter.features(),
-                })
-            })
-            .collect();
-        // Has no number: it is asked for by name.
+        let mut devices: Vec<Value> = adapters.iter().enumerate().map(json).collect();
+        // No index: it is chosen by name.
         devices.push(json!({
             "index": null, "name": "CPU reference", "backend": "cpu", "kind": "cpu", "driver": "", "memory": null,
             "limits": {}, "features": [],
@@ -58,7 +37,26 @@ pub fn run(context: &mut Context) -> Result {
     if adapters.is_empty() {
         context
             .out
-            .note("note: no adapter was found; is a Vulkan, Metal or DirectX 12 driver installed?");
+            .note("note: no GPU adapter was found; is a Vulkan, Metal or DirectX 12 driver installed?");
     }
     Ok(Outcome::Done)
+}
+
+fn json((index, adapter): (usize, &Adapter)) -> Value {
+    json!({
+        "index": index,
+        "name": adapter.name,
+        "backend": adapter.backend,
+        "kind": adapter.kind.name(),
+        "driver": adapter.driver,
+        // wgpu does not report the memory of a device.
+        "memory": null,
+        "limits": {
+            "max_buffer": adapter.max_buffer,
+            "max_binding": adapter.max_binding,
+            "max_workgroup_bytes": adapter.max_workgroup_bytes,
+            "subgroup": adapter.subgroup,
+        },
+        "features": adapter.features(),
+    })
 }

@@ -1,7 +1,7 @@
-//! `diff`: what two models have not in common. Exit code 1 when there is something.
+//! `diff`: the differences between two models. Exit code 1 if there are any.
 
-use super::model::open;
-use super::{Context, Outcome, Result};
+use super::context::{Context, Outcome, Result};
+use super::model::open_cmf;
 use cmf_gpu::error::escape;
 use cmf_gpu::tools::diff::{Difference, diff};
 use serde_json::{Map, Value, json};
@@ -10,17 +10,17 @@ use std::path::PathBuf;
 /// Flags of `diff`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A .cmf file; of a model in several files, any of them
+    /// A .cmf file; any one of the files if the model has several
     a: PathBuf,
-    /// The other one
+    /// The model to compare with
     b: PathBuf,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let found = diff(&open(&args.a)?, &open(&args.b)?)?;
+    let found = diff(&open_cmf(&args.a)?, &open_cmf(&args.b)?)?;
     if context.out.json {
         let mut object = Map::from_iter([("equal".to_owned(), Value::from(found.is_empty()))]);
-        for (part, differences) in found.parts() {
+        for (part, differences) in found.lists() {
             let list: Vec<Value> = differences
                 .iter()
                 .map(|Difference { name, a, b }| json!({"name": name, "a": a, "b": b}))
@@ -29,7 +29,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         }
         context.out.json(&Value::Object(object))?;
     } else {
-        for (part, differences) in found.parts() {
+        for (part, differences) in found.lists() {
             for Difference { name, a, b } in differences {
                 let line = match (a, b) {
                     (Some(a), None) => format!("- {part} {name}: {a}"),

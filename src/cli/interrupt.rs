@@ -1,32 +1,30 @@
-//! Ctrl-C. The first one ends the work in hand where that work has something to keep; otherwise, and the second time, it
-//! ends the program.
+//! Ctrl-C. The first one cancels the current work if that work asked for it; otherwise, and the second time, it ends the
+//! program.
 
-use super::Result;
-use cmf_gpu::session::Cancel;
-use cmf_gpu::{Error, Kind};
+use cmf_gpu::{Cancel, Error, Kind, Result};
 #[cfg(unix)]
 use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
 #[cfg(unix)]
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What Ctrl-C does in this run of the program.
+/// The effect of Ctrl-C in this run of the program.
 pub struct Interrupt(Arc<Mutex<State>>);
 
 struct State {
     cancel: Cancel,
     graceful: bool,
-    /// The terminal as it was before an editor took it over.
+    /// The settings of the terminal before a line editor changed them.
     #[cfg(unix)]
     terminal: Option<Termios>,
 }
 
 impl State {
-    /// Ends the program: there is nothing to keep.
+    /// Ends the program.
     fn exit(&self) -> ! {
         #[cfg(unix)]
         if let (false, Some(terminal)) = (self.graceful, &self.terminal) {
-            // An editor is reading a line: keys are not shown, and pasted text comes in brackets.
+            // A line editor is active: echo is off, and pasted text arrives in brackets.
             let _ = std::io::stdout().write_all(b"\x1b[?2004l\r\n");
             let _ = std::io::stdout().flush();
             let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, terminal);
@@ -36,7 +34,7 @@ impl State {
 }
 
 impl Interrupt {
-    /// Takes over Ctrl-C and requests to terminate.
+    /// Handles Ctrl-C and termination signals from now on.
     pub fn install() -> Result<Interrupt> {
         let state = Arc::new(Mutex::new(State {
             cancel: Cancel::new(),
@@ -56,34 +54,33 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// From now on the first Ctrl-C sets the token that this returns.
+    /// From now on the first Ctrl-C sets the returned token.
     pub fn graceful(&self) -> Cancel {
         let mut state = locked(&self.0);
         state.graceful = true;
         state.cancel.clone()
     }
 
-    /// The same, and what was interrupted before is forgotten.
+    /// Like [`Interrupt::graceful`], with a new token.
     pub fn renewed(&self) -> Cancel {
         locked(&self.0).cancel = Cancel::new();
         self.graceful()
     }
 
-    /// An editor will take over the terminal on stdin: a signal that ends the program gives it back as it is now.
+    /// Saves the settings of the terminal on stdin; a signal that ends the program restores them.
     pub fn remember_terminal(&self) {
         #[cfg(unix)]
         {
-            // Of what is no terminal there is nothing to remember.
             locked(&self.0).terminal = tcgetattr(std::io::stdin()).ok();
         }
     }
 
-    /// From now on Ctrl-C ends the program: there is nothing to keep.
+    /// From now on Ctrl-C ends the program.
     pub fn abrupt(&self) {
         locked(&self.0).graceful = false;
     }
 
-    /// The token.
+    /// The current token.
     pub fn cancel(&self) -> Cancel {
         locked(&self.0).cancel.clone()
     }

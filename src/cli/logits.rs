@@ -1,12 +1,13 @@
-//! `logits`: what the model says at every position of a given text, as a safetensors file.
+//! `logits`: teacher-forced logits of every position of a text, as a safetensors file.
 
 use super::args::{self, LoadArgs, Tokens, token_list, whole};
+use super::context::{Context, Outcome, Result, interrupted, usage};
 use super::model;
-use super::{Context, Outcome, Result, interrupted, usage};
-use clap::builder::FalseyValueParser;
-use cmf_gpu::container::{not_the_output, target, temporary_beside};
+use super::overlay::SkillChoice;
 use cmf_gpu::error::escape;
-use cmf_gpu::{Error, Kind};
+use cmf_gpu::format::{not_the_output, target, temporary_beside};
+use cmf_gpu::source::ModelSource;
+use cmf_gpu::{Cancel, Engine, Error, Kind};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -18,70 +19,33 @@ pub struct Args {
     #[command(flatten)]
     load: LoadArgs,
     /// The tokens, separated by commas
-    #[arg(long, env = "CMF_GPU_TOKENS", value_parser = token_list, hide_env = true)]
+    #[arg(long, value_parser = token_list)]
     tokens: Tokens,
     /// The safetensors file to write: f32 logits [n, vocab]
-    #[arg(short, long, env = "CMF_GPU_OUT", hide_env = true)]
+    #[arg(short, long)]
     out: PathBuf,
-    /// Writes also hidden.{layer} [n, hidden]: the residual stream after each layer
-    #[arg(long, env = "CMF_GPU_HIDDEN", value_parser = FalseyValueParser::new(), hide_env = true)]
+    /// Also writes hidden.{layer} [n, hidden]: the residual stream after each layer
+    #[arg(long)]
     hidden: bool,
-    /// The first N tokens in one prefill, the others one by one through the decode program [default: all in one prefill]
-    #[arg(
-        long,
-        env = "CMF_GPU_STEP_FROM",
-        value_name = "N",
-        value_parser = whole::<usize>,
-        allow_negative_numbers = true,
-        hide_env = true
-    )]
+    /// Runs the first N tokens in one prefill, the others one by one through the decode program [default: all in one
+    /// prefill]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     step_from: Option<usize>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let Tokens(tokens) = args.tokens;
-    let path = args.load.model.path(context)?;
-    let prefill = args.step_from.unwrap_or(tokens.len());
-    if prefill > tokens.len() {
-        return Err(usage(format!(
-            "--step-from {prefill}: there are only {} tokens",
-            tokens.len()
-        )));
-    }
-    let mut options = args.load.options();
-    options.all_logits = true;
-    // Before minutes of work, not after.
-    let container = model::open(&path)?;
-    model::known_tokens(&tokens, &container)?;
-    let overlay = args.load.overlay.wanted(&container, context)?;
-    let task = options.task.clone();
-    options = overlay.first(options);
-    for input in container.shard_paths() {
-        not_the_output(input, &args.out)?;
-    }
+    let tokens = &args.tokens.0;
+    let source = model::open(&args.load.model.path()?)?;
+    let skills = args.check(&source)?;
+    // Opened now, so that an error comes before the model is loaded.
     let out = target(&args.out)?;
     let to = temporary_beside(&out)?;
-    let mut engine = args::load(container, &options, context)?;
+    let options = args.load.options();
+    let task = options.task.clone();
+    let mut engine = args::load(source, &skills.first(options.all_logits(true)), context)?;
     let cancel = context.interrupt.cancel();
-    overlay.settle(&mut engine, &task, &tokens, &cancel, &context.out)?;
-    let layers = engine.model().layers.len() * engine.model().loops;
-    let mut logits: Vec<f32> = Vec::new();
-    let mut hidden: Vec<Vec<f32>> = vec![Vec::new(); if args.hidden { layers } else { 0 }];
-    let mut bar = context.out.progress("logits", false);
-    engine
-        .session()
-        .logits(&tokens, prefill, args.hidden, &mut |position, values, residual| {
-            if cancel.is_cancelled() {
-                return Err(interrupted());
-            }
-            bar.set(position as u64 + 1, tokens.len() as u64);
-            logits.extend_from_slice(values);
-            for (all, values) in hidden.iter_mut().zip(residual) {
-                all.extend_from_slice(values);
-            }
-            Ok(())
-        })?;
-    drop(bar);
+    skills.settle(&mut engine, &task, tokens, &cancel, &context.out)?;
+    let Recorded { logits, hidden } = args.record(&mut engine, &cancel, context)?;
     let n = tokens.len();
     let (vocab, width) = (logits.len() / n, engine.model().hidden);
     let mut tensors = vec![("logits".to_string(), view(vec![n, vocab], &logits)?)];
@@ -97,6 +61,60 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         ))?,
     }
     Ok(Outcome::Done)
+}
+
+/// The recorded values of all positions.
+struct Recorded {
+    /// `[n, vocab]`
+    logits: Vec<f32>,
+    /// For each layer `[n, hidden]`; empty without `--hidden`.
+    hidden: Vec<Vec<f32>>,
+}
+
+impl Args {
+    /// Tokens of the prefill.
+    fn prefill(&self) -> usize {
+        self.step_from.unwrap_or(self.tokens.0.len())
+    }
+
+    /// The skills, once all flags are checked. Errors: `Usage`.
+    fn check(&self, source: &ModelSource) -> Result<SkillChoice> {
+        let (prefill, tokens) = (self.prefill(), &self.tokens.0);
+        if prefill > tokens.len() {
+            return Err(usage(format!(
+                "--step-from {prefill}: there are only {} tokens",
+                tokens.len()
+            )));
+        }
+        model::known_tokens(tokens, source)?;
+        for input in &source.files {
+            not_the_output(input, &self.out)?;
+        }
+        self.load.overlay.choice(source)
+    }
+
+    fn record(&self, engine: &mut Engine, cancel: &Cancel, context: &Context) -> Result<Recorded> {
+        let layers = engine.model().layers.len() * engine.model().loops;
+        let tokens = &self.tokens.0;
+        let mut logits: Vec<f32> = Vec::new();
+        let mut hidden: Vec<Vec<f32>> = vec![Vec::new(); if self.hidden { layers } else { 0 }];
+        let mut bar = context.out.progress("logits", false);
+        let mut sink = |position: usize, values: &[f32], residual: &[Vec<f32>]| {
+            if cancel.is_cancelled() {
+                return Err(interrupted());
+            }
+            bar.set(position as u64 + 1, tokens.len() as u64);
+            logits.extend_from_slice(values);
+            for (all, values) in hidden.iter_mut().zip(residual) {
+                all.extend_from_slice(values);
+            }
+            Ok(())
+        };
+        engine
+            .session()
+            .logits(tokens, self.prefill(), self.hidden, &mut sink)?;
+        Ok(Recorded { logits, hidden })
+    }
 }
 
 fn view(shape: Vec<usize>, values: &[f32]) -> Result<TensorView<'_>> {

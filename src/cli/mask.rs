@@ -1,9 +1,10 @@
-//! `mask`: shows task masks, all of them or one layer by layer.
+//! `mask`: lists the task masks of a model, or describes one of them layer by layer.
 
-use super::model::open;
-use super::{Context, Outcome, Result};
-use cmf_gpu::container::{Container, Mask, Masks};
+use super::context::{Context, Outcome, Result};
+use super::model::open_cmf;
 use cmf_gpu::error::escape;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::source::{Mask, Masks};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -11,19 +12,19 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum Command {
     /// Lists the masks of a model
     List {
-        /// A .cmf file; of a model in several files, any of them
+        /// A .cmf file; any one of the files if the model has several
         model: PathBuf,
     },
-    /// Shows what a mask leaves of each layer
+    /// Shows how much of each layer a mask keeps
     Show {
-        /// A .cmf file; of a model in several files, any of them
+        /// A .cmf file; any one of the files if the model has several
         model: PathBuf,
         /// The mask's name
         task: String,
@@ -31,14 +32,14 @@ enum What {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    match args.what {
-        What::List { model } => list(&open(&model)?, context),
-        What::Show { model, task } => show(&open(&model)?, &task, context),
+    match args.command {
+        Command::List { model } => list(&open_cmf(&model)?, context),
+        Command::Show { model, task } => show(&open_cmf(&model)?, &task, context),
     }
 }
 
-/// The masks of a model, described.
-pub fn describe(container: &Container) -> Vec<Value> {
+/// The masks of a model as JSON.
+pub fn describe(container: &CmfContainer) -> Vec<Value> {
     let Some(masks) = container.masks() else {
         return Vec::new();
     };
@@ -60,13 +61,13 @@ pub fn describe(container: &Container) -> Vec<Value> {
     described.collect()
 }
 
-fn list(container: &Container, context: &mut Context) -> Result {
+fn list(container: &CmfContainer, context: &mut Context) -> Result {
     let masks = describe(container);
     if context.out.json {
         let default = container.masks().and_then(|masks| masks.default_task.clone());
         context
             .out
-            .json(&json!({"masks": masks, "default_task": default, "by_pass": container.has_loop_masks()}))?;
+            .json(&json!({"masks": masks, "default_task": default, "by_loop": container.has_loop_masks()}))?;
         return Ok(Outcome::Done);
     }
     for mask in masks {
@@ -90,11 +91,11 @@ fn list(container: &Container, context: &mut Context) -> Result {
     Ok(Outcome::Done)
 }
 
-fn show(container: &Container, task: &str, context: &mut Context) -> Result {
+fn show(container: &CmfContainer, task: &str, context: &mut Context) -> Result {
     let none = Masks::default();
     let mask = container.masks().unwrap_or(&none).find(task)?;
     let shape = mask.shape();
-    let rows: Vec<Value> = (0..shape.rows).map(|visit| row(mask, visit)).collect();
+    let rows: Vec<Value> = (0..shape.rows).map(|index| row(mask, index)).collect();
     let totals = Totals::of(mask);
     if context.out.json {
         context.out.json(&json!({
@@ -124,7 +125,7 @@ fn show(container: &Container, task: &str, context: &mut Context) -> Result {
             "layer {}{}  {}  neurons {}/{}  heads {}/{}{experts}",
             row["layer"],
             if shape.rows > shape.layers {
-                format!(" pass {}", row["pass"])
+                format!(" loop {}", row["loop"])
             } else {
                 String::new()
             },
@@ -135,17 +136,17 @@ fn show(container: &Container, task: &str, context: &mut Context) -> Result {
             shape.heads,
         ))?;
     }
-    context.out.line(totals.told(shape.layers))?;
+    context.out.line(totals.describe(shape.layers))?;
     Ok(Outcome::Done)
 }
 
-/// What a mask switches off in all: shares of the units of all rows, whether their layer is on or not.
+/// How much a mask switches off: shares over all rows of the mask, whether their layer is active or not.
 struct Totals {
     neurons: f64,
     heads: f64,
-    /// Layers.
+    /// A number of layers.
     layers: usize,
-    /// `None` where the mask says nothing about experts.
+    /// `None` if the mask does not restrict experts.
     experts: Option<f64>,
 }
 
@@ -154,43 +155,43 @@ impl Totals {
         let shape = mask.shape();
         let off = |width: usize, count: &dyn Fn(usize) -> usize| {
             let on: usize = (0..shape.rows).map(count).sum();
-            // Nothing of nothing is off.
             match shape.rows * width {
                 0 => 0.0,
                 all => 1.0 - on as f64 / all as f64,
             }
         };
         Totals {
-            neurons: off(shape.ffn, &|visit| mask.ffn_count(visit)),
-            heads: off(shape.heads, &|visit| mask.head_count(visit)),
+            neurons: off(shape.ffn, &|row| mask.ffn_count(row)),
+            heads: off(shape.heads, &|row| mask.head_count(row)),
             layers: (0..shape.layers).filter(|&layer| !mask.layer(layer)).count(),
             experts: mask
                 .has_experts()
-                .then(|| off(shape.experts, &|visit| mask.expert_count(visit))),
+                .then(|| off(shape.experts, &|row| mask.expert_count(row))),
         }
     }
 
-    fn told(&self, layers: usize) -> String {
-        let share = |off: f64, what: &str| format!("{:.1} % of the {what}", 100.0 * off);
-        let mut told = vec![
+    fn describe(&self, layers: usize) -> String {
+        let share = |off: f64, of: &str| format!("{:.1} % of the {of}", 100.0 * off);
+        let mut parts = vec![
             share(self.neurons, "neurons"),
             share(self.heads, "heads"),
             format!("{} of {layers} layers", self.layers),
         ];
-        told.extend(self.experts.map(|off| share(off, "experts")));
-        format!("off: {}", told.join(", "))
+        parts.extend(self.experts.map(|off| share(off, "experts")));
+        format!("off: {}", parts.join(", "))
     }
 }
 
-fn row(mask: &Mask, visit: usize) -> Value {
+/// A row of the mask: a layer in one iteration of the loop over the layers.
+fn row(mask: &Mask, index: usize) -> Value {
     let layers = mask.shape().layers;
-    let (layer, pass) = (visit % layers, visit / layers);
+    let (layer, iteration) = (index % layers, index / layers);
     json!({
         "layer": layer,
-        "pass": pass,
+        "loop": iteration,
         "active": mask.layer(layer),
-        "ffn": mask.ffn_count(visit),
-        "heads": mask.head_count(visit),
-        "experts": mask.has_experts().then(|| mask.expert_count(visit)),
+        "ffn": mask.ffn_count(index),
+        "heads": mask.head_count(index),
+        "experts": mask.has_experts().then(|| mask.expert_count(index)),
     })
 }

@@ -1,17 +1,20 @@
-//! Which model a command gets, and what is said when there is none.
+//! The model that a command works on, and hints when there is no such file.
 
-use super::{Context, Result, usage};
+use super::context::{Result, usage};
 use clap::Args;
-use clap::parser::ValueSource;
-use cmf_gpu::container::Container;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::source::{self, ModelSource};
 use cmf_gpu::{Error, Kind};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+/// The environment variable with the model of a command that is given none.
+pub const ENVIRONMENT: &str = "CMF_GPU_MODEL";
+
 /// The model, by position or by flag.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// A .cmf file; of a model in several files, any of them
+    /// A .cmf file; any one of the files if the model has several
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -21,42 +24,36 @@ pub struct ModelArgs {
 /// The model, by flag.
 #[derive(Args)]
 pub struct ModelFlag {
-    /// The model, as a flag
-    #[arg(
-        short = 'm',
-        long = "model",
-        env = "CMF_GPU_MODEL",
-        value_name = "MODEL",
-        hide_env = true
-    )]
+    /// The model, as a flag [env: CMF_GPU_MODEL]
+    #[arg(short = 'm', long = "model", value_name = "MODEL")]
     model_flag: Option<PathBuf>,
 }
 
 impl ModelFlag {
-    /// The model of a command that was given this one by position, or none. Errors: `Usage` when there are two.
-    fn or(&self, given: Option<PathBuf>, context: &Context) -> Result<Option<PathBuf>> {
-        let flag_given = context.matches.value_source("model_flag") == Some(ValueSource::CommandLine);
+    /// The model: given by position, by flag, or by the environment. Errors: `Usage` when both of the first are given.
+    fn or(&self, given: Option<PathBuf>) -> Result<Option<PathBuf>> {
         match (given, &self.model_flag) {
-            (Some(_), Some(_)) if flag_given => Err(usage("the model is given twice, as MODEL and with -m")),
-            (Some(path), _) => Ok(Some(path)),
-            (None, flag) => Ok(flag.clone()),
+            (Some(_), Some(_)) => Err(usage("the model is given twice, as MODEL and with -m")),
+            (given, flag) => Ok(given
+                .or_else(|| flag.clone())
+                .or_else(|| std::env::var_os(ENVIRONMENT).map(PathBuf::from))),
         }
     }
 }
 
 impl ModelArgs {
     /// The model's path. Errors: `Usage` when there is none, or two.
-    pub fn path(&self, context: &Context) -> Result<PathBuf> {
-        self.optional(context)?.ok_or_else(|| usage("a MODEL is missing"))
+    pub fn path(&self) -> Result<PathBuf> {
+        self.optional()?.ok_or_else(|| usage("a MODEL is missing"))
     }
 
-    /// The model's path where a command also works without one. Errors: `Usage` when there are two.
-    pub fn optional(&self, context: &Context) -> Result<Option<PathBuf>> {
-        self.flag.or(self.model.clone(), context)
+    /// The model's path for a command that also works without one. Errors: `Usage` when there are two.
+    pub fn optional(&self) -> Result<Option<PathBuf>> {
+        self.flag.or(self.model.clone())
     }
 }
 
-/// The model and a text: both by position, or the text alone when the model comes from the flag or the environment.
+/// The model and a text: both by position, or only the text when the model comes from the flag or the environment.
 #[derive(Args)]
 pub struct ModelAndText {
     /// A .cmf file; left out with -m
@@ -70,80 +67,81 @@ pub struct ModelAndText {
 }
 
 impl ModelAndText {
-    /// The model's path and the text. Errors: `Usage` when one is missing or given twice, or when the text is none.
-    pub fn split(self, context: &Context) -> Result<(PathBuf, String)> {
+    /// The model's path and the text. Errors: `Usage` when one is missing or given twice, or when the text is not UTF-8.
+    pub fn split(self) -> Result<(PathBuf, String)> {
         let (model, text) = match (self.first, self.second) {
             (Some(model), Some(text)) => (Some(PathBuf::from(model)), Some(text)),
             (text, _) => (None, text),
         };
-        let Some(path) = self.flag.or(model, context)? else {
-            return Err(usage("wanted a MODEL and what to look at in it"));
+        let (Some(path), Some(text)) = (self.flag.or(model)?, text) else {
+            return Err(usage("a MODEL or the text is missing"));
         };
-        match text.map(OsString::into_string) {
-            Some(Ok(text)) => Ok((path, text)),
-            Some(Err(text)) => Err(usage(format!("'{}' is not UTF-8", text.display()))),
-            None => Err(usage("wanted a MODEL and what to look at in it")),
+        match text.into_string() {
+            Ok(text) => Ok((path, text)),
+            Err(text) => Err(usage(format!("'{}' is not UTF-8", text.display()))),
         }
     }
 }
 
-/// Refuses ids that a vocabulary does not have. Errors: `Usage`.
-pub fn known_tokens(tokens: &[u32], container: &Container) -> Result<()> {
-    let vocab = container.header().arch.vocab_size;
+/// Errors: `Usage` for token ids outside of the vocabulary.
+pub fn known_tokens(tokens: &[u32], source: &ModelSource) -> Result<()> {
+    let vocab = source.arch.vocab_size;
     match tokens.iter().find(|&&token| token as usize >= vocab) {
         Some(token) => Err(usage(format!("token {token} is not in the vocabulary of {vocab}"))),
         None => Ok(()),
     }
 }
 
-/// Most models that a hint names.
+/// Most models that a hint lists.
 const HINTS: usize = 5;
 
-/// Opens a model's file. Errors: as [`Container::open`]; where there is no such file, also what could have been meant.
-pub fn open(path: &Path) -> Result<Container> {
-    Container::open(path).map_err(|err| match err.kind {
-        Kind::Io => there(path).err().unwrap_or(err),
+/// Opens a model. Errors: as [`source::open`]; for a missing file with a hint.
+pub fn open(path: &Path) -> Result<ModelSource> {
+    source::open(path).map_err(|err| hinted(err, path))
+}
+
+/// Opens a CMF file. Errors: as [`CmfContainer::open`]; for a missing file with a hint.
+pub fn open_cmf(path: &Path) -> Result<CmfContainer> {
+    CmfContainer::open(path).map_err(|err| hinted(err, path))
+}
+
+fn hinted(err: Error, path: &Path) -> Error {
+    match err.kind {
+        Kind::Io => require_file(path).err().unwrap_or(err),
         _ => err,
-    })
-}
-
-/// Errors: `SkillFile` for a file that holds a skill and no model.
-pub fn runnable(container: &Container) -> Result<()> {
-    match container.is_skill_file() {
-        true => Err(Error::new(
-            Kind::SkillFile,
-            "this file is a skill: it is applied to a model and never run by itself",
-        )),
-        false => Ok(()),
     }
 }
 
-/// Errors: `Io` where there is no such file, or a directory, with what could have been meant.
-pub fn there(path: &Path) -> Result<()> {
+/// Errors: `Io` for a directory or a missing file, with a hint.
+pub fn require_file(path: &Path) -> Result<()> {
     if path.is_dir() {
-        return Err(not_a_model(path, "a directory, and a model is a file", path));
+        return Err(not_a_model(path, "a directory, expected a model file", path));
     }
-    there_at_all(path)
+    require_path(path)
 }
 
-/// Errors: `Io` where there is neither a file nor a directory, with what could have been meant.
-pub fn there_at_all(path: &Path) -> Result<()> {
+/// Errors: `Io` for a path with neither a file nor a directory, with a hint.
+pub fn require_path(path: &Path) -> Result<()> {
     if path.exists() {
         return Ok(());
     }
-    let beside = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let beside = beside.unwrap_or(Path::new("."));
-    Err(match beside.is_dir() {
-        true => not_a_model(path, "no such file", beside),
+    let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    Err(match parent.is_dir() {
+        true => not_a_model(path, "no such file", parent),
         false => Error::new(
             Kind::Io,
-            format!("{}: no such file, nor a directory {}", path.display(), beside.display()),
+            format!(
+                "{}: no such file, and no directory {}",
+                path.display(),
+                parent.display()
+            ),
         ),
     })
 }
 
-/// The error for a path that is no model's, with the models of a directory.
-fn not_a_model(path: &Path, what: &str, dir: &Path) -> Error {
+/// The error for a path that is not a model, with the models in `dir` as a hint.
+fn not_a_model(path: &Path, problem: &str, dir: &Path) -> Error {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut models: Vec<String> = entries
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
@@ -153,19 +151,19 @@ fn not_a_model(path: &Path, what: &str, dir: &Path) -> Error {
     let dir = dir.display();
     let hint = match models.len() {
         0 if path.join("config.json").is_file() => {
-            format!("`cmf-gpu convert {dir} -o model.cmf` makes one of what is in there")
+            format!("`cmf-gpu convert {dir} -o model.cmf` converts it to a model file")
         }
-        0 => format!("there is no .cmf file in {dir}; `cmf-gpu convert` makes them"),
+        0 => format!("there is no .cmf file in {dir}; `cmf-gpu convert` makes one"),
         count => {
             models.truncate(HINTS);
             let more = if count > HINTS { ", ..." } else { "" };
-            format!("in {dir} there is {}{more}", models.join(", "))
+            format!("models in {dir}: {}{more}", models.join(", "))
         }
     };
-    Error::new(Kind::Io, format!("{}: {what}; {hint}", path.display()))
+    Error::new(Kind::Io, format!("{}: {problem}; {hint}", path.display()))
 }
 
-/// Whether a name is that of a model in one file, or of the first of several files.
+/// Whether a name belongs to a model in one file, or to the first of several files.
 fn is_whole_or_first(name: &str) -> bool {
     let Some(stem) = name.strip_suffix(".cmf") else {
         return false;
@@ -183,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_model_in_several_files_one_is_offered() {
+    fn only_the_first_file_of_a_sharded_model_is_offered() {
         for name in [
             "m.cmf",
             "m-00001-of-00003.cmf",

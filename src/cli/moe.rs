@@ -1,44 +1,37 @@
-//! `moe-mask` and `moe-defrag`: a mixture of experts narrowed to what a task uses.
+//! `moe-mask` and `moe-defrag`: restrict a mixture of experts to the experts that a task uses.
 
-use super::model::there;
+use super::context::{Context, Result};
+use super::model::require_file;
 use super::work::writing;
-use super::{Context, Result};
-use cmf_gpu::container::not_the_output;
+use cmf_gpu::format::not_the_output;
 use cmf_gpu::tools::moe::{self, Narrowing, RoutingStats};
 use std::path::PathBuf;
 
-/// What both commands need.
+/// Flags of both commands.
 #[derive(clap::Args)]
 struct Common {
     /// A .cmf file of a network with experts
     model: PathBuf,
     /// How often each expert was chosen: {"layers": {"3": [f0, f1, ...]}}
-    #[arg(long, env = "CMF_GPU_STATS", value_name = "FILE", hide_env = true)]
+    #[arg(long, value_name = "FILE")]
     stats: PathBuf,
-    /// The share of recorded choices that the kept experts of each layer take, above 0 up to 1
-    #[arg(
-        long,
-        env = "CMF_GPU_COVER",
-        value_name = "SHARE",
-        value_parser = share,
-        allow_negative_numbers = true,
-        hide_env = true
-    )]
+    /// The share of recorded choices that the kept experts of each layer cover, above 0 up to 1
+    #[arg(long, value_name = "SHARE", value_parser = share, allow_negative_numbers = true)]
     cover: f64,
     /// The CMF file to write
-    #[arg(short, long, env = "CMF_GPU_OUT", hide_env = true)]
+    #[arg(short, long)]
     out: PathBuf,
 }
 
-/// A share that there is, before any file is looked at.
-fn share(text: &str) -> std::result::Result<f64, String> {
+/// A share, checked before any file is opened.
+fn share(text: &str) -> Result<f64, String> {
     let share = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
-    share.ok_or_else(|| "wanted a number above 0 and at most 1, such as 0.95".into())
+    share.ok_or_else(|| "expected a number above 0 and at most 1, such as 0.95".into())
 }
 
 impl Common {
     fn narrowing(&self) -> Result<Narrowing> {
-        there(&self.model)?;
+        require_file(&self.model)?;
         not_the_output(&self.stats, &self.out)?;
         Ok(Narrowing {
             stats: RoutingStats::open(&self.stats)?,
@@ -53,7 +46,7 @@ pub struct MaskArgs {
     #[command(flatten)]
     common: Common,
     /// The name of the new mask
-    #[arg(long, env = "CMF_GPU_TASK", value_name = "NAME", hide_env = true)]
+    #[arg(long, value_name = "NAME")]
     task: String,
 }
 

@@ -1,16 +1,16 @@
-//! The streams: answers on stdout, everything else on stderr, bars only where a person looks on.
+//! The streams: answers on stdout, everything else on stderr, progress bars only on a terminal.
 
-use super::Result;
 use cmf_gpu::error::escape;
-use cmf_gpu::{Error, Kind};
+use cmf_gpu::{Error, Kind, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
+use std::fmt;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::time::{Duration, Instant};
 
-/// The name that write errors carry.
+/// The name of the stream in write errors.
 const STDOUT: &str = "stdout";
-/// Message of the error that a closed pipe becomes.
+/// Message of the error for a closed pipe.
 const CLOSED: &str = "stdout: closed";
 /// Work shorter than this shows no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -20,9 +20,9 @@ pub struct Output {
     stdout: BufWriter<Stdout>,
     /// Whether stdout carries one JSON object.
     pub json: bool,
-    /// Whether stderr is left to errors.
+    /// Whether stderr carries only errors.
     pub quiet: bool,
-    /// Whether stderr says more.
+    /// Whether stderr carries details too.
     pub verbose: bool,
 }
 
@@ -48,65 +48,72 @@ impl Output {
         self.text("\n")
     }
 
-    /// Writes the one object.
+    /// Writes the JSON object of `--json`.
     pub fn json(&mut self, object: &Value) -> Result<()> {
         self.line(object.to_string())
     }
 
-    /// Shows what was written so far.
+    /// Sends buffered text to stdout.
     pub fn flush(&mut self) -> Result<()> {
         self.stdout.flush().map_err(|err| failure(&err))
     }
 
-    /// Ends the output: an answer that could not be written is a failure.
+    /// Ends the output. Errors: `Io` when the answer could not be written.
     pub fn finish(&mut self) -> Result<()> {
         self.flush()
     }
 
-    /// Says something on stderr, unless that should be quiet.
+    /// Prints a line on stderr, unless `quiet` is set.
     pub fn note(&self, note: impl AsRef<str>) {
         if !self.quiet {
             error_text(&escape(note.as_ref().to_string()));
         }
     }
 
-    /// Says something on stderr that a person asked for, in any number of lines.
+    /// Prints a `note:` line on stderr for each notice.
+    pub fn notices<'a>(&self, notices: impl IntoIterator<Item = &'a (impl fmt::Display + 'a)>) {
+        for notice in notices {
+            self.note(format!("note: {notice}"));
+        }
+    }
+
+    /// Prints lines on stderr that the user asked for, `quiet` or not.
     pub fn say(&self, text: &str) {
         text.lines().for_each(|line| error_text(&escape(line.to_string())));
     }
 
-    /// Says something on stderr that was asked for with `-v`.
+    /// Prints a line on stderr if `verbose` is set.
     pub fn detail(&self, note: impl AsRef<str>) {
         if self.verbose {
             self.note(note);
         }
     }
 
-    /// A bar for work that may take long, in bytes or in pieces.
+    /// A progress bar; `total` and `done` are bytes, or items where `bytes` is false.
     pub fn progress(&self, what: &'static str, bytes: bool) -> Progress {
         Progress {
             what,
             bytes,
-            wanted: !self.quiet && io::stderr().is_terminal(),
+            shown: !self.quiet && io::stderr().is_terminal(),
             start: Instant::now(),
             bar: None,
         }
     }
 }
 
-/// A bar on stderr that appears when work takes long and goes when it ends.
+/// A progress bar on stderr. It appears when work takes longer than [`PATIENCE`] and disappears when dropped.
 pub struct Progress {
     what: &'static str,
     bytes: bool,
-    wanted: bool,
+    shown: bool,
     start: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// So much of so much is done.
+    /// Shows `done` of `total`.
     pub fn set(&mut self, done: u64, total: u64) {
-        if !self.wanted || self.start.elapsed() < PATIENCE {
+        if !self.shown || self.start.elapsed() < PATIENCE {
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {
@@ -132,13 +139,13 @@ impl Drop for Progress {
     }
 }
 
-/// The line that reports an error.
-pub fn error_line(what: &str) {
-    error_text(&format!("error: {what}"));
+/// Prints the line that reports an error.
+pub fn error_line(kind: Kind, message: &str) {
+    error_text(&format!("error: {}: {message}", kind.name()));
 }
 
 fn error_text(text: &str) {
-    // Whoever closed stderr does not want to know.
+    // A closed stderr leaves no place to report this.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
@@ -149,12 +156,12 @@ fn failure(err: &io::Error) -> Error {
     }
 }
 
-/// Whether an error says that nobody reads stdout any more.
+/// Whether an error means that the reader of stdout has closed it.
 pub fn is_closed(err: &Error) -> bool {
     err.kind == Kind::Io && err.message == CLOSED
 }
 
-/// Bytes for people.
+/// A number of bytes with a unit, as in `1.5 MiB`.
 pub fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB"] {

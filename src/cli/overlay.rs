@@ -1,115 +1,105 @@
-//! Flags that choose skills, and what a prompt makes of them.
+//! Flags that choose skills, and the choice of skills by the prompt.
 
-use super::args::chosen;
+use super::context::usage;
 use super::output::Output;
-use super::{Context, Result, usage};
 use clap::Args;
-use cmf_gpu::container::{Container, NO_TASK};
-use cmf_gpu::engine::{Engine, Route, incomparable, routable};
-use cmf_gpu::options::{LoadOptions, Overlay, TaskChoice};
-use cmf_gpu::routing;
-use cmf_gpu::session::Cancel;
+use cmf_gpu::engine::{Route, incomparable, routable};
+use cmf_gpu::options::{Overlay, TaskChoice};
+use cmf_gpu::source::{ModelSource, NO_TASK};
+use cmf_gpu::{Cancel, Engine, LoadOptions, Result, routing};
 
-/// The temperature of weights that a prompt decides.
+/// The temperature of a blend that the prompt decides.
 const TEMPERATURE: f64 = 0.1;
 
-/// What `--help` says of `--skill` where no prompt decides.
-pub const SKILL_HELP: &str = "The skill that is active: its id, or none";
-/// What `--help` says of `--blend` where no prompt decides.
-pub const BLEND_HELP: &str = "Several skills, their tensors added up with weights that make 1, as in a:0.25,b:0.75";
+/// The help of `--skill` in commands without a prompt.
+pub const SKILL_HELP: &str = "The active skill: its id, or none";
+/// The help of `--blend` in commands without a prompt.
+pub const BLEND_HELP: &str = "Several skills with weights that add up to 1, as in a:0.25,b:0.75";
 
 /// Which skills are active.
 #[derive(Args)]
 pub struct OverlayArgs {
-    /// The skill that is active: its id, none, or auto = the one that the prompt is most like the examples of
-    #[arg(
-        long,
-        env = "CMF_GPU_SKILL",
-        value_name = "ID",
-        default_value = "none",
-        hide_env = true
-    )]
+    /// The active skill: its id, none, or auto = the skill whose examples are most like the prompt
+    #[arg(long, value_name = "ID", default_value = "none")]
     skill: String,
-    /// Several skills, their tensors added up with weights that make 1, as in a:0.25,b:0.75; auto or auto:T takes all skills,
-    /// each with softmax(-E/T) for the prompt, T being 0.1 if it is not given
-    #[arg(long, env = "CMF_GPU_BLEND", value_name = "ID:W,ID:W", value_parser = blend, hide_env = true)]
-    blend: Option<Wanted>,
+    /// Several skills with weights that add up to 1, as in a:0.25,b:0.75; auto or auto:T takes all skills, each with the
+    /// weight softmax(-E/T) for the prompt, by default with T = 0.1
+    #[arg(long, value_name = "ID:W,ID:W", value_parser = blend, conflicts_with = "skill")]
+    blend: Option<SkillChoice>,
 }
 
-/// What the flags ask for.
+/// The skills that the flags choose.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Wanted {
-    /// Known without a prompt.
-    Now(Overlay),
-    /// The skill that the prompt is for.
+pub enum SkillChoice {
+    /// Chosen by the flags.
+    Fixed(Overlay),
+    /// The skill that fits the prompt best.
     Routed,
-    /// All skills by how well they fit the prompt, with this temperature.
+    /// All skills, weighted by how well they fit the prompt, with this temperature.
     RoutedBlend(f64),
 }
 
-fn blend(text: &str) -> std::result::Result<Wanted, String> {
+fn blend(text: &str) -> Result<SkillChoice, String> {
     let temperature = match text.strip_prefix("auto") {
         Some("") => TEMPERATURE,
         Some(rest) if rest.starts_with(':') => match rest[1..].parse::<f64>() {
             Ok(temperature) if temperature.is_finite() && temperature > 0.0 => temperature,
-            _ => return Err(format!("wanted auto:T with T above 0, found '{text}'")),
+            _ => return Err(format!("expected auto:T with T above 0, found '{text}'")),
         },
-        _ => return Overlay::blend(text).map(Wanted::Now).map_err(|err| err.message),
+        _ => {
+            let overlay = Overlay::blend(text).map_err(|err| err.message)?;
+            return Ok(SkillChoice::Fixed(overlay));
+        }
     };
-    Ok(Wanted::RoutedBlend(temperature))
+    Ok(SkillChoice::RoutedBlend(temperature))
 }
 
 impl OverlayArgs {
-    /// What is asked for. Errors: `Usage` when both flags are given, and when a prompt is to choose among skills that do not say
-    /// what their prompts are like.
-    pub fn wanted(&self, container: &Container, context: &Context) -> Result<Wanted> {
-        let wanted = self.given(context)?;
-        if !matches!(wanted, Wanted::Now(_)) {
-            routable(container)?;
+    /// The choice. Errors: `Usage` when the prompt decides among skills that have no examples.
+    pub fn choice(&self, source: &ModelSource) -> Result<SkillChoice> {
+        let choice = self.given();
+        if choice.needs_prompt() {
+            routable(source)?;
         }
-        Ok(wanted)
+        Ok(choice)
     }
 
-    fn given(&self, context: &Context) -> Result<Wanted> {
-        Ok(match (chosen(&context.matches, &["skill", "blend"])?, &self.blend) {
-            (Some("blend"), Some(blend)) => blend.clone(),
-            _ => match self.skill.as_str() {
-                "none" => Wanted::Now(Overlay::Backbone),
-                "auto" => Wanted::Routed,
-                id => Wanted::Now(Overlay::Skill(id.into())),
-            },
-        })
+    fn given(&self) -> SkillChoice {
+        match (&self.blend, self.skill.as_str()) {
+            (Some(blend), _) => blend.clone(),
+            (None, "none") => SkillChoice::Fixed(Overlay::Backbone),
+            (None, "auto") => SkillChoice::Routed,
+            (None, id) => SkillChoice::Fixed(Overlay::Skill(id.into())),
+        }
     }
 
-    /// What is asked for, of a command that has no prompt. Errors: `Usage` when a prompt would have to decide.
-    pub fn fixed(&self, context: &Context) -> Result<Overlay> {
-        match self.given(context)? {
-            Wanted::Now(overlay) => Ok(overlay),
-            Wanted::Routed | Wanted::RoutedBlend(_) => Err(usage("auto needs a prompt that decides, and here is none")),
+    /// The choice of a command that has no prompt. Errors: `Usage` when the prompt decides.
+    pub fn fixed(&self) -> Result<Overlay> {
+        match self.given() {
+            SkillChoice::Fixed(overlay) => Ok(overlay),
+            _ => Err(usage("auto needs a prompt, and this command has none")),
         }
     }
 }
 
-impl Wanted {
-    /// The options to load with. Where the prompt decides, the backbone and, unless a task was named, no mask: so nothing is said
-    /// about a choice that is not made yet.
+impl SkillChoice {
+    /// Whether the prompt decides.
+    pub fn needs_prompt(&self) -> bool {
+        !matches!(self, SkillChoice::Fixed(_))
+    }
+
+    /// The options to load with. If the prompt decides: the backbone, and without a mask unless a task was named, so that
+    /// loading prints no notice about a choice that is still open.
     pub fn first(&self, options: LoadOptions) -> LoadOptions {
-        let (overlay, open_task) = match self {
-            Wanted::Now(overlay) => (overlay.clone(), TaskChoice::Default),
-            Wanted::Routed | Wanted::RoutedBlend(_) => (Overlay::Backbone, TaskChoice::Full),
-        };
-        LoadOptions {
-            overlay,
-            task: match options.task {
-                TaskChoice::Default => open_task,
-                chosen => chosen,
-            },
-            ..options
+        match self {
+            SkillChoice::Fixed(overlay) => options.overlay(overlay.clone()),
+            _ if options.task == TaskChoice::Default => options.task(TaskChoice::Full),
+            _ => options,
         }
     }
 
-    /// Lets the prompt decide, where it is to; `task` is what the caller chose. Errors: those of routing and of changing
-    /// skills.
+    /// Chooses skills by the prompt if the flags ask for it; `task` is the task of the flags. Errors: those of routing and
+    /// of changing skills.
     pub fn settle(
         &self,
         engine: &mut Engine,
@@ -118,23 +108,21 @@ impl Wanted {
         cancel: &Cancel,
         out: &Output,
     ) -> Result<()> {
-        if matches!(self, Wanted::Now(_)) {
+        if !self.needs_prompt() {
             return Ok(());
         }
         let routes = engine.route(prompt, cancel)?;
         note_incomparable(&routes, out);
         let overlay = match (self, routes.first()) {
-            (Wanted::RoutedBlend(temperature), _) => Overlay::Blend(weighted(&routes, *temperature)?),
+            (SkillChoice::RoutedBlend(temperature), _) => Overlay::Blend(weighted(&routes, *temperature)?),
             (_, Some(best)) => Overlay::Skill(best.id.clone()),
-            (_, None) => return Err(usage("no skill says which prompts are for it")),
+            (_, None) => return Err(usage("no skill of the file has examples")),
         };
         let before = engine.task().map(str::to_owned);
-        if let Some(notice) = engine.choose(&overlay, task)? {
-            out.note(format!("note: {notice}"));
-        }
+        out.notices(&engine.choose(&overlay, task)?);
         announce(engine, out);
         if engine.task() != before.as_deref() {
-            out.note(shown_task(engine));
+            out.note(describe_task(engine));
         }
         Ok(())
     }
@@ -147,46 +135,42 @@ fn weighted(routes: &[Route], temperature: f64) -> Result<Vec<(String, f32)>> {
     Ok(ids.zip(weights.iter().map(|&weight| weight as f32)).collect())
 }
 
-/// Says where energies should not be compared.
+/// Prints a note if the energies of `routes` come from different layers.
 pub fn note_incomparable(routes: &[Route], out: &Output) {
     let layers = routes.iter().map(|route| (route.id.as_str(), route.phi_layer));
-    if let Some(notice) = incomparable(layers) {
-        out.note(format!("note: {notice}"));
-    }
+    out.notices(&incomparable(layers));
 }
 
-/// Whose mask is in force.
-pub fn shown_task(engine: &Engine) -> String {
+/// The active task in words.
+pub fn describe_task(engine: &Engine) -> String {
     format!("task {}", engine.task().unwrap_or(NO_TASK))
 }
 
-/// Says which skills are active, if any.
+/// Prints the active skills, if any.
 pub fn announce(engine: &Engine, out: &Output) {
     if *engine.overlay() != Overlay::Backbone {
-        out.note(shown(engine));
+        out.note(describe_skills(engine));
     }
 }
 
-/// Which skills are active.
-pub fn shown(engine: &Engine) -> String {
+/// The active skills in words.
+pub fn describe_skills(engine: &Engine) -> String {
     match engine.overlay() {
-        Overlay::Backbone => "skill none".into(),
         Overlay::Skill(id) => {
-            let container = engine.container();
-            let skill = container.skills().iter().find(|skill| skill.id == *id);
+            let source = engine.source();
+            let skill = source.skills.iter().find(|skill| skill.id == *id);
             let task = engine.task().unwrap_or(NO_TASK);
-            match skill.and_then(|skill| skill.measured_task(container.masks())) {
+            match skill.and_then(|skill| skill.measured_task(source.masks())) {
                 Some(measured) if measured == task => format!("skill {id}"),
-                Some(other) => format!(
-                    "skill {id}; how good the model is with it was not measured under the task {task}, only under {other}"
-                ),
-                None => format!("skill {id}; how good the model is with it was not measured"),
+                Some(other) => format!("skill {id}; its quality was measured with the task {other}, not with {task}"),
+                None => format!("skill {id}; its quality was not measured"),
             }
         }
         Overlay::Blend(weights) => {
-            let parts: Vec<String> = weights.iter().map(|(id, weight)| format!("{id}:{weight:.3}")).collect();
-            format!("skills {}", parts.join(","))
+            let weights = weights.iter().map(|(id, weight)| format!("{id}:{weight:.3}"));
+            format!("skills {}", weights.collect::<Vec<_>>().join(","))
         }
+        _ => "skill none".into(),
     }
 }
 
@@ -196,10 +180,10 @@ mod tests {
 
     #[test]
     fn blends_are_given_or_left_to_the_prompt() {
-        assert_eq!(blend("auto"), Ok(Wanted::RoutedBlend(TEMPERATURE)));
-        assert_eq!(blend("auto:0.5"), Ok(Wanted::RoutedBlend(0.5)));
-        let wanted = Overlay::Blend(vec![("a".into(), 0.25), ("auto2".into(), 0.75)]);
-        assert_eq!(blend("a:0.25,auto2:0.75"), Ok(Wanted::Now(wanted)));
+        assert_eq!(blend("auto"), Ok(SkillChoice::RoutedBlend(TEMPERATURE)));
+        assert_eq!(blend("auto:0.5"), Ok(SkillChoice::RoutedBlend(0.5)));
+        let expected = Overlay::Blend(vec![("a".into(), 0.25), ("auto2".into(), 0.75)]);
+        assert_eq!(blend("a:0.25,auto2:0.75"), Ok(SkillChoice::Fixed(expected)));
         for bad in ["auto:", "auto:0", "auto:-1", "auto:nan", "a"] {
             assert!(blend(bad).is_err(), "{bad}");
         }

@@ -1,34 +1,35 @@
 //! `ppl`: perplexity of a text over sliding windows.
 //!
-//! The text is tokenised once, with what the tokenizer adds at its start. Windows of `--ctx` tokens begin every `--stride`
-//! tokens; each window is run on its own, and of its tokens those count that no window before has counted, each given all
-//! tokens of the window before it. The very first token is given nothing and never counts. Perplexity is the exponential
-//! of the mean negative log-likelihood: what Hugging Face's documentation calls strided perplexity.
+//! The text is tokenised once, including the tokens that the tokenizer adds. A window of `--ctx` tokens begins every
+//! `--stride` tokens and runs on its own. It scores the tokens that no earlier window has scored, each given the tokens
+//! before it in the window. The first token of the text has no context and is not scored. Perplexity is the exponential of
+//! the mean negative log-likelihood; Hugging Face's documentation calls this strided perplexity.
 
 use super::args::{self, LoadArgs, read_text, whole};
+use super::context::{Context, Outcome, Result, interrupted, usage};
 use super::model;
-use super::{Context, Outcome, Result, interrupted, usage};
-use cmf_gpu::container::Container;
-use cmf_gpu::engine::Engine;
-use cmf_gpu::options::LoadOptions;
-use cmf_gpu::{Error, Kind};
+use cmf_gpu::source::ModelSource;
+use cmf_gpu::{Engine, Error, Kind, LoadOptions};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Tokens of a window when nothing is said.
+/// Tokens of a window by default.
 const DEFAULT_WINDOW: u32 = 512;
+
+/// The help of `--ctx` in commands that measure perplexity.
+pub const CTX_HELP: &str = "Tokens of a window; 0 = the length the model was trained for [default: 512]";
 
 /// Flags of `ppl`.
 #[derive(clap::Args)]
-#[command(mut_arg("ctx", |arg| arg.help("Tokens of a window; 0 = what the model was trained for [default: 512]")))]
+#[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)))]
 pub struct Args {
     #[command(flatten)]
     load: LoadArgs,
     /// The text; - = stdin
-    #[arg(short, long, env = "CMF_GPU_FILE", hide_env = true)]
+    #[arg(short, long)]
     file: PathBuf,
     /// Tokens from one window's start to the next [default: half a window]
-    #[arg(long, env = "CMF_GPU_STRIDE", value_parser = whole::<usize>, allow_negative_numbers = true, hide_env = true)]
+    #[arg(long, value_parser = whole::<usize>, allow_negative_numbers = true)]
     stride: Option<usize>,
 }
 
@@ -39,19 +40,19 @@ struct Window {
     start: usize,
     /// One past the last.
     end: usize,
-    /// First token that counts.
-    counted_from: usize,
+    /// First token that is scored.
+    scored_from: usize,
 }
 
 fn windows(tokens: usize, window: usize, stride: usize) -> Vec<Window> {
     let mut all: Vec<Window> = Vec::new();
     for start in (0..tokens).step_by(stride) {
         let end = tokens.min(start + window);
-        let counted_from = all.last().map_or(1, |before| before.end);
+        let scored_from = all.last().map_or(1, |before| before.end);
         all.push(Window {
             start,
             end,
-            counted_from,
+            scored_from,
         });
         if end == tokens {
             break;
@@ -69,33 +70,31 @@ fn nll(logits: &[f32], token: u32) -> Option<f64> {
     nll.is_finite().then_some(nll)
 }
 
-/// How a text is cut.
+/// The windows over a text.
 pub struct Windows {
     window: usize,
     stride: usize,
 }
 
 impl Windows {
-    /// Windows of the context that the options ask for, or of 512 tokens; the options become those of a measurement.
+    /// Windows as long as the context of the options, by default 512 tokens. Sets the options that a measurement needs.
     ///
-    /// Errors: `Usage` for a window or a stride that leaves nothing to measure.
-    pub fn planned(options: &mut LoadOptions, container: &Container, stride: Option<usize>) -> Result<Windows> {
+    /// Errors: `Usage` for a window of less than 2 tokens, and for a stride that is 0 or longer than the window.
+    pub fn new(options: &mut LoadOptions, source: &ModelSource, stride: Option<usize>) -> Result<Windows> {
         options.all_logits = true;
         options.ctx = options.ctx.or(Some(DEFAULT_WINDOW));
-        let window = options.positions(container.header().arch.max_position_embeddings)? as usize;
+        let window = options.positions(source.arch.max_position_embeddings)? as usize;
         if window < 2 {
-            return Err(usage(format!(
-                "--ctx {window}: a window of at least 2 tokens is wanted"
-            )));
+            return Err(usage(format!("--ctx {window}: expected a window of at least 2 tokens")));
         }
         let stride = stride.unwrap_or(window / 2);
         if stride == 0 || stride > window {
-            return Err(usage(format!("--stride {stride}: wanted 1 to the window, {window}")));
+            return Err(usage(format!("--stride {stride}: expected 1 to {window}, the window")));
         }
         Ok(Windows { window, stride })
     }
 
-    /// The mean negative log-likelihood of a token, in nats, and how many counted.
+    /// The mean negative log-likelihood of a token, in nats, and the number of scored tokens.
     pub fn measure(&self, engine: &mut Engine, tokens: &[u32], context: &mut Context) -> Result<(f64, u64)> {
         let cancel = context.interrupt.cancel();
         let mut bar = context.out.progress("perplexity", false);
@@ -103,7 +102,7 @@ impl Windows {
         for Window {
             start,
             end,
-            counted_from,
+            scored_from,
         } in windows(tokens.len(), self.window, self.stride)
         {
             let run = &tokens[start..end];
@@ -112,11 +111,11 @@ impl Windows {
                     return Err(interrupted());
                 }
                 let next = start + at + 1;
-                if next >= counted_from && next < end {
+                if next >= scored_from && next < end {
                     let Some(nll) = nll(logits, tokens[next]) else {
                         return Err(Error::new(
                             Kind::NonFinite,
-                            format!("no finite probability of token {next}"),
+                            format!("the probability of token {next} is not a finite number"),
                         ));
                     };
                     sum += nll;
@@ -135,12 +134,12 @@ impl Windows {
     }
 }
 
-/// The tokens of a text. Errors: `Usage` for a text without anything to measure.
+/// The tokens of a text. Errors: `Usage` for less than 2.
 pub fn tokens(engine: &Engine, text: &str, file: &Path) -> Result<Vec<u32>> {
     let tokens = engine.tokenizer()?.encode(text, true)?;
     if tokens.len() < 2 {
         return Err(usage(format!(
-            "{}: a text of at least 2 tokens is wanted",
+            "{}: expected a text of at least 2 tokens",
             file.display()
         )));
     }
@@ -148,20 +147,20 @@ pub fn tokens(engine: &Engine, text: &str, file: &Path) -> Result<Vec<u32>> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let path = args.load.model.path(context)?;
+    let path = args.load.model.path()?;
     let text = read_text(&args.file)?;
     let mut options = args.load.options();
-    let container = model::open(&path)?;
-    let overlay = args.load.overlay.wanted(&container, context)?;
+    let source = model::open(&path)?;
+    let skills = args.load.overlay.choice(&source)?;
     let task = options.task.clone();
-    options = overlay.first(options);
-    let windows = Windows::planned(&mut options, &container, args.stride)?;
-    let mut engine = args::load(container, &options, context)?;
+    options = skills.first(options);
+    let windows = Windows::new(&mut options, &source, args.stride)?;
+    let mut engine = args::load(source, &options, context)?;
     let tokens = tokens(&engine, &text, &args.file)?;
     let cancel = context.interrupt.cancel();
-    // The first window decides; a prompt has no more.
+    // Skills are chosen by the first window: a prompt is no longer than that.
     let first = &tokens[..tokens.len().min(windows.window)];
-    overlay.settle(&mut engine, &task, first, &cancel, &context.out)?;
+    skills.settle(&mut engine, &task, first, &cancel, &context.out)?;
     let (nll, count) = windows.measure(&mut engine, &tokens, context)?;
     let Windows { window, stride } = windows;
     match context.out.json {
@@ -180,14 +179,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_token_but_the_first_counts_once() {
+    fn every_token_but_the_first_is_scored_once() {
         for (tokens, window, stride) in [(2, 8, 8), (8, 8, 4), (9, 8, 4), (100, 8, 3), (100, 16, 16), (17, 8, 1)] {
             let mut counts = vec![0; tokens];
             for window in windows(tokens, window, stride) {
-                let first = window.counted_from.max(window.start + 1);
+                let first = window.scored_from.max(window.start + 1);
                 counts[first..window.end].iter_mut().for_each(|count| *count += 1);
             }
-            // With strides as long as the window, each window's first token is given nothing.
+            // With strides as long as the window, no window has a context for its first token.
             let uncounted: Vec<_> = (0..tokens).filter(|&token| counts[token] == 0).collect();
             assert!(counts.iter().all(|&count| count < 2));
             assert_eq!(uncounted[0], 0);
@@ -202,19 +201,19 @@ mod tests {
                 Window {
                     start: 0,
                     end: 8,
-                    counted_from: 1
+                    scored_from: 1
                 },
                 Window {
                     start: 4,
                     end: 10,
-                    counted_from: 8
+                    scored_from: 8
                 }
             ]
         );
     }
 
     #[test]
-    fn the_likelihood_of_equal_logits_is_that_of_a_die() {
+    fn equal_logits_have_equal_likelihoods() {
         assert!((nll(&[2.0; 6], 3).unwrap() - 6f64.ln()).abs() < 1e-12);
         assert_eq!(nll(&[f32::NAN, 1.0], 1), None);
         assert_eq!(nll(&[1.0], 7), None);

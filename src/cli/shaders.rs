@@ -1,9 +1,9 @@
-//! `shaders`: the WGSL that pipelines are made of.
+//! `shaders`: the WGSL of every kernel variant.
 
-use super::{Context, Outcome, Result};
+use super::context::{Context, Outcome, Result};
 use cmf_gpu::Error;
 use cmf_gpu::error::escape;
-use cmf_gpu::shader::{all_variants, compose};
+use cmf_gpu::shader::{Variant, compose};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub struct Args {
     /// Writes each variant to a file in this directory
-    #[arg(long, env = "CMF_GPU_DUMP", value_name = "DIR", hide_env = true)]
+    #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
 }
 
@@ -19,7 +19,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if let Some(dir) = &args.dump {
         std::fs::create_dir_all(dir).map_err(|err| Error::io(dir, &err))?;
     }
-    let variants = all_variants();
+    let variants = Variant::all();
     let mut listed: Vec<Value> = Vec::new();
     for variant in &variants {
         let (name, wgsl) = (variant.name(), compose(variant));
@@ -30,7 +30,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         if context.out.json {
             listed.push(json!({
                 "name": name,
-                "kernel": variant.kernel.stem(),
+                "kernel": variant.kernel.spec().name,
                 "threads": variant.threads(),
                 "wgsl": wgsl,
             }));

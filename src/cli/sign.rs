@@ -1,8 +1,8 @@
-//! `sign`: vouches for the files of a model.
+//! `sign`: signs the files of a model.
 
-use super::model::{ModelArgs, there};
+use super::context::{Context, Outcome, Result};
+use super::model::{ModelArgs, require_file};
 use super::work::cancellable;
-use super::{Context, Outcome, Result};
 use cmf_gpu::error::escape;
 use cmf_gpu::tools::sign::sign;
 use serde_json::{Value, json};
@@ -13,14 +13,14 @@ use std::path::PathBuf;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The key: a file with a 32-byte seed in hex, to be kept secret
-    #[arg(long, env = "CMF_GPU_KEY", value_name = "FILE", hide_env = true)]
+    /// The secret key: a file with a 32-byte seed in hex
+    #[arg(long, value_name = "FILE")]
     key: PathBuf,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let model = args.model.path(context)?;
-    there(&model)?;
+    let model = args.model.path()?;
+    require_file(&model)?;
     let signed = cancellable("signing", context, &mut |progress| sign(&model, &args.key, progress))?;
     if context.out.json {
         let files: Vec<Value> = signed

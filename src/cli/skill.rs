@@ -1,17 +1,17 @@
-//! `skill`: the skills of a model, and skills as files of their own. What runs the model is in files of its own.
+//! `skill`: lists and edits the skills of a model, and skill files. The subcommands that run the model are in `skill/`.
 
 mod fit;
 mod measure;
 mod route;
 
+use super::context::{Context, Outcome, Result};
 use super::convert::quant;
-use super::model::{open, there, there_at_all};
-use super::work::{cancellable, tell, writing};
-use super::{Context, Outcome, Result};
-use clap::builder::FalseyValueParser;
-use cmf_gpu::container::{Container, Skill, Tensors};
+use super::model::{open_cmf, require_file, require_path};
+use super::work::{cancellable, report, writing};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::escape;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::source::Skill;
 use cmf_gpu::tools::skill::{self, New};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -21,148 +21,148 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    command: Command,
+}
+
+/// Flags of `skill add`.
+#[derive(clap::Args)]
+struct AddArgs {
+    /// The .cmf file that the skill is added to
+    model: PathBuf,
+    /// A .cmf, .gguf or .safetensors file or a Hugging Face directory of the same network
+    src: PathBuf,
+    /// The id of the new skill
+    #[arg(long, allow_hyphen_values = true)]
+    id: String,
+    /// A descriptive name
+    #[arg(long)]
+    name: Option<String>,
+    /// Type of its matrices [default: the type in SRC if that is a .cmf file, else the type of the replaced matrix]
+    #[arg(long, value_parser = quant)]
+    quant: Option<Dtype>,
+    /// The task whose mask is active with the skill, none = the full model [default: no task]
+    #[arg(long, value_name = "NAME")]
+    mask_task: Option<String>,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum Command {
     /// Lists the skills of a model, or of a skill file
     List {
-        /// A .cmf file; of a model in several files, any of them
+        /// A .cmf file; any one of the files if the model has several
         model: PathBuf,
     },
-    /// Adds to a model, in place, the tensors in which another model differs from it
-    Add {
-        /// The .cmf file that grows
-        model: PathBuf,
-        /// A .cmf, .gguf or .safetensors file or a Hugging Face directory of the same network
-        src: PathBuf,
-        /// What the skill is asked for by
-        #[arg(long, env = "CMF_GPU_ID", allow_hyphen_values = true, hide_env = true)]
-        id: String,
-        /// Its name, for people
-        #[arg(long, env = "CMF_GPU_NAME", hide_env = true)]
-        name: Option<String>,
-        /// Type of its matrices [default: that of SRC, or of what they replace where SRC is no .cmf]
-        #[arg(long, env = "CMF_GPU_QUANT", value_parser = quant, hide_env = true)]
-        quant: Option<Dtype>,
-        /// The task whose mask is active with the skill, none = the full model [default: the skill leaves it open]
-        #[arg(long, env = "CMF_GPU_MASK_TASK", value_name = "NAME", hide_env = true)]
-        mask_task: Option<String>,
-    },
-    /// Takes a skill out of a model, in place; its bytes stay until the file is compacted
+    /// Adds a skill to a model, in place: the tensors in which another model differs from it
+    Add(AddArgs),
+    /// Removes a skill from a model, in place; `compact` frees its bytes
     Remove {
         /// The .cmf file
         model: PathBuf,
         /// The skill
         id: String,
     },
-    /// Writes what a model's skill, or the model itself, changes in a base as a file of its own
+    /// Writes a skill file: the difference between a base model and a model's skill, or the model itself
     Export {
-        /// The model with the skill, or the specialist
+        /// The model with the skill, or a fine-tuned model
         model: PathBuf,
         /// The skill
         id: String,
-        /// The .cmf file that the skill will be applied to
-        #[arg(long, env = "CMF_GPU_BASE", value_name = "BASE", hide_env = true)]
+        /// The base model, to which the skill will be applied
+        #[arg(long, value_name = "BASE")]
         base: PathBuf,
         /// The skill file to write
-        #[arg(short, long, env = "CMF_GPU_OUT", hide_env = true)]
+        #[arg(short, long)]
         out: PathBuf,
     },
-    /// Writes the model that a skill file makes of its base
+    /// Writes the base model with a skill applied
     Apply {
-        /// The model
+        /// The base model
         base: PathBuf,
         /// The skill file
         skill: PathBuf,
         /// The CMF file to write
-        #[arg(short, long, env = "CMF_GPU_OUT", hide_env = true)]
+        #[arg(short, long)]
         out: PathBuf,
-        /// Accepts another base than the one the skill was cut against
-        #[arg(long, env = "CMF_GPU_FORCE", value_parser = FalseyValueParser::new(), hide_env = true)]
+        /// Accepts another base model than that of the export
+        #[arg(long)]
         force: bool,
     },
     /// Shows how well each skill fits a prompt, the best first
     Route(route::Args),
-    /// Finds out from example prompts which prompts a skill is for, and writes it to the model, in place
+    /// Learns from example prompts which prompts fit a skill, and writes that to the model, in place
     Fit(fit::Args),
-    /// Measures the perplexity of a text without a skill and with it, and writes it to the model, in place
+    /// Measures the perplexity of a text without and with a skill, and writes it to the model, in place
     Measure(measure::Args),
 }
 
 impl Args {
-    /// Whether a model is run.
+    /// Whether the subcommand runs a model.
     #[cfg(target_os = "linux")]
     pub fn needs_device(&self) -> bool {
-        matches!(self.what, What::Route(_) | What::Fit(_) | What::Measure(_))
+        matches!(self.command, Command::Route(_) | Command::Fit(_) | Command::Measure(_))
     }
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    match args.what {
-        What::List { model } => list(&open(&model)?, context),
-        What::Add {
-            model,
-            src,
-            id,
-            name,
-            quant,
-            mask_task,
-        } => {
-            there_at_all(&src)?;
-            let new = New {
-                id,
-                name,
-                quant,
-                input_mask_task: mask_task,
-            };
-            let changed = changed(&model)?;
-            let written = cancellable("adding", context, &mut |progress| {
-                skill::add(&model, &src, &new, progress)
-            })?;
-            tell("added to", &written, &changed, context)
-        }
-        What::Remove { model, id } => {
-            let changed = changed(&model)?;
+    match args.command {
+        Command::List { model } => list(&open_cmf(&model)?, context),
+        Command::Add(args) => add(args, context),
+        Command::Remove { model, id } => {
+            let changed = changed_file(&model)?;
             let written = skill::remove(&model, &id)?;
-            tell("removed from", &written, &changed, context)
+            report("removed from", &written, &changed, context)
         }
-        What::Export { model, id, base, out } => {
-            there(&model)?;
-            there(&base)?;
+        Command::Export { model, id, base, out } => {
+            require_file(&model)?;
+            require_file(&base)?;
             writing("exporting", &out, context, &mut |progress| {
                 skill::export(&model, &id, &base, &out, progress)
             })
         }
-        What::Apply {
+        Command::Apply {
             base,
             skill,
             out,
             force,
         } => {
-            there(&base)?;
-            there(&skill)?;
+            require_file(&base)?;
+            require_file(&skill)?;
             writing("applying", &out, context, &mut |progress| {
                 skill::apply(&base, &skill, &out, force, progress)
             })
         }
-        What::Route(args) => route::run(args, context),
-        What::Fit(args) => fit::run(args, context),
-        What::Measure(args) => measure::run(args, context),
+        Command::Route(args) => route::run(args, context),
+        Command::Fit(args) => fit::run(args, context),
+        Command::Measure(args) => measure::run(args, context),
     }
 }
 
-/// The file of a model that changes in place.
-fn changed(model: &Path) -> Result<PathBuf> {
-    Ok(open(model)?.shard_paths()[0].clone())
+fn add(args: AddArgs, context: &mut Context) -> Result {
+    let AddArgs { model, src, .. } = &args;
+    require_path(src)?;
+    let new = New {
+        id: args.id.clone(),
+        name: args.name.clone(),
+        quant: args.quant,
+        input_mask_task: args.mask_task.clone(),
+    };
+    let changed = changed_file(model)?;
+    let written = cancellable("adding", context, &mut |progress| {
+        skill::add(model, src, &new, progress)
+    })?;
+    report("added to", &written, &changed, context)
 }
 
-/// The skills of a model, described.
-pub fn describe(container: &Container) -> Vec<Value> {
+/// The file that changes when a model is edited in place: its first.
+fn changed_file(model: &Path) -> Result<PathBuf> {
+    Ok(open_cmf(model)?.shard_paths()[0].clone())
+}
+
+/// The skills of a model as JSON.
+pub fn describe(container: &CmfContainer) -> Vec<Value> {
     let mut sizes: HashMap<Option<&str>, (u64, u64)> = HashMap::new();
     for info in container.infos() {
-        // In a file of its own a skill's tensors have the names of those they replace.
+        // A skill file has no prefix in its tensor names.
         let own = Skill::of_tensor(&info.name);
         for key in [None, own].into_iter().take(1 + usize::from(own.is_some())) {
             let (tensors, bytes) = sizes.entry(key).or_default();
@@ -191,7 +191,7 @@ pub fn describe(container: &Container) -> Vec<Value> {
     described.collect()
 }
 
-/// What was measured with a skill, for people.
+/// The measured quality of a skill in words.
 fn quality(record: &Value) -> String {
     let number = |member: &str| record[member].as_f64();
     match (record["metric"].as_str(), number("backbone"), number("overlaid")) {
@@ -205,7 +205,7 @@ fn quality(record: &Value) -> String {
     }
 }
 
-fn list(container: &Container, context: &mut Context) -> Result {
+fn list(container: &CmfContainer, context: &mut Context) -> Result {
     let skills = describe(container);
     if context.out.json {
         context
@@ -214,14 +214,17 @@ fn list(container: &Container, context: &mut Context) -> Result {
         return Ok(Outcome::Done);
     }
     for skill in skills {
-        let said = |member: &str, before: &str| match &skill[member] {
-            Value::String(text) => format!("{before}{text}"),
+        let member = |name: &str, label: &str| match &skill[name] {
+            Value::String(text) => format!("{label}{text}"),
             _ => String::new(),
         };
-        let (task, base) = (said("input_mask_task", "  task "), said("base_dir_hash", "  for base "));
+        let (task, base) = (
+            member("input_mask_task", "  task "),
+            member("base_dir_hash", "  for base "),
+        );
         let fitted = match &skill["selection"] {
             Value::Null => "not fitted".to_owned(),
-            some => format!("fitted behind layer {}", some["phi_layer"]),
+            selection => format!("fitted after layer {}", selection["phi_layer"]),
         };
         let line = format!(
             "{}  {} tensors, {}  layers {}{task}  {fitted}  {}  {}{base}",

@@ -1,10 +1,9 @@
-//! `tokenize`: a text as the model sees it.
+//! `tokenize`: the tokens of a text.
 
 use super::args::show_tokens;
+use super::context::{Context, Outcome, Result};
 use super::model::{ModelAndText, open};
-use super::{Context, Outcome, Result};
-use clap::builder::FalseyValueParser;
-use cmf_gpu::container::Container;
+use cmf_gpu::source::ModelSource;
 use cmf_gpu::text::Tokenizer;
 use cmf_gpu::{Error, Kind};
 use serde_json::json;
@@ -15,14 +14,14 @@ use serde_json::json;
 #[command(mut_arg("second", |arg| arg.help("The text; special tokens in it are parsed")))]
 pub struct Args {
     #[command(flatten)]
-    what: ModelAndText,
-    /// Leaves out what the tokenizer adds to a text, as a token for its beginning
-    #[arg(long, env = "CMF_GPU_NO_SPECIAL", value_parser = FalseyValueParser::new(), hide_env = true)]
+    input: ModelAndText,
+    /// Leaves out tokens that the tokenizer adds, such as a token for the start of the text
+    #[arg(long)]
     no_special: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let (path, text) = args.what.split(context)?;
+    let (path, text) = args.input.split()?;
     let tokens = tokenizer(&open(&path)?)?.encode(&text, !args.no_special)?;
     match context.out.json {
         true => context.out.json(&json!({"tokens": tokens}))?,
@@ -31,9 +30,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     Ok(Outcome::Done)
 }
 
-/// The tokenizer of a file. Errors: `Tokenizer`, also when there is none.
-pub fn tokenizer(container: &Container) -> Result<Tokenizer> {
-    match container.tokenizer_json() {
+/// The tokenizer of a file. Errors: `Tokenizer` when it is missing or invalid.
+pub fn tokenizer(source: &ModelSource) -> Result<Tokenizer> {
+    match source.text.tokenizer_json() {
         Some(bytes) => Tokenizer::from_json(bytes),
         None => Err(Error::new(Kind::Tokenizer, "the file has no tokenizer")),
     }

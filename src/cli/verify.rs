@@ -1,10 +1,11 @@
-//! `verify`: every hash of a file, every weight a finite number, and the signature if there is one.
+//! `verify`: checks every hash of a file, that every weight is a finite number, and the signature if there is one.
 
-use super::model::{ModelArgs, open};
-use super::output::{Output, size};
+use super::context::{Context, Outcome, Result, usage};
+use super::model::{ModelArgs, open_cmf};
+use super::output::{Output, error_line, size};
 use super::work::cancellable;
-use super::{Context, Outcome, Result};
-use cmf_gpu::container::{Container, Failure};
+use cmf_gpu::format::cmf::{CmfContainer, Failure, VerifyReport};
+use cmf_gpu::source::ModelSource;
 use cmf_gpu::tools::sign::{self, PublicKey, Verdict};
 use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
@@ -15,17 +16,20 @@ use std::ops::ControlFlow;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The public key of the one who must have signed the file, 64 hex digits
-    #[arg(long, env = "CMF_GPU_PUBKEY", value_name = "HEX", value_parser = pubkey, hide_env = true)]
+    /// The public key that must have signed the file, 64 hex digits
+    #[arg(long, value_name = "HEX", value_parser = pubkey)]
     pubkey: Option<PublicKey>,
 }
 
-fn pubkey(text: &str) -> std::result::Result<PublicKey, String> {
+fn pubkey(text: &str) -> Result<PublicKey, String> {
     PublicKey::from_hex(text).map_err(|err| err.message)
 }
 
-/// Checks a model before something else is done with it. Errors: the first thing that is wrong.
-pub fn sound(container: &Container, out: &Output) -> Result<()> {
+/// Checks hashes, weights and signature. Errors: the first failure, with the number of others.
+pub fn sound(source: &ModelSource, out: &Output) -> Result<()> {
+    let Some(container) = &source.cmf else {
+        return Err(usage("--verify: only CMF files have checksums"));
+    };
     let mut bar = out.progress("verifying", true);
     let report = container.verify(&mut |done, total| bar.set(done, total));
     drop(bar);
@@ -40,74 +44,76 @@ pub fn sound(container: &Container, out: &Output) -> Result<()> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = open(&args.model.path(context)?)?;
+    let container = open_cmf(&args.model.path()?)?;
     let mut bar = context.out.progress("verifying", true);
     let mut report = container.verify(&mut |done, total| bar.set(done, total));
     drop(bar);
-    let checked = cancellable("signature", context, &mut |progress| {
-        sign::check(container.shard_paths(), args.pubkey, progress)
-    });
-    let signature = match &checked {
-        Ok(Verdict::Unsigned) => Value::Null,
-        Ok(Verdict::Valid { key, pinned }) => json!({"valid": true, "pubkey": key.to_hex(), "pinned": pinned}),
-        Err(err) if err.kind == Kind::SignatureInvalid => json!({"valid": false, "error": err.message}),
-        Err(_) => Value::Null,
-    };
-    match checked {
-        Ok(Verdict::Valid { key, pinned: false }) => report.notes.push(format!(
-            "signed by {}, a key that is not pinned: --pubkey says whom to trust",
-            key.to_hex()
-        )),
-        Ok(_) => {}
-        Err(error) if error.kind == Kind::SignatureInvalid => report.failures.push(Failure {
-            subject: "signature".into(),
-            error,
-        }),
-        Err(error) => return Err(error),
-    }
-    for note in &report.notes {
-        context.out.note(format!("note: {note}"));
-    }
-    if context.out.json {
-        let failures: Vec<Value> = report
-            .failures
-            .iter()
-            .map(|failure| {
-                json!({
-                    "subject": failure.subject,
-                    "kind": failure.error.kind.name(),
-                    "message": failure.error.message,
-                })
-            })
-            .collect();
-        context.out.json(&json!({
-            "ok": report.ok(),
-            "tensors": report.tensors,
-            "bytes": report.bytes,
-            "failures": failures,
-            "signature": signature,
-            "notes": report.notes,
-        }))?;
-    } else {
-        let verdict = match report.failures.len() {
-            0 => "ok".to_string(),
-            1 => "1 failure".to_string(),
-            many => format!("{many} failures"),
-        };
-        let signed = match signature["pubkey"].as_str() {
-            Some(key) => format!(", signed by {key}"),
-            None => String::new(),
-        };
-        let (tensors, bytes) = (report.tensors, size(report.bytes));
-        context
-            .out
-            .line(format!("{verdict}: {tensors} tensors, {bytes}{signed}"))?;
+    let signature = signature(&container, &args, &mut report, context)?;
+    context.out.notices(&report.notes);
+    match context.out.json {
+        true => context.out.json(&json(&report, &signature))?,
+        false => context.out.line(summary(&report, &signature))?,
     }
     for failure in &report.failures {
-        super::output::error_line(&failure.error.to_string());
+        error_line(failure.error.kind, &failure.error.message);
     }
     Ok(match report.ok() {
         true => Outcome::Done,
         false => Outcome::Failed,
     })
+}
+
+/// Checks the signature and adds the result to the report. Returns its JSON form, null without a signature.
+fn signature(container: &CmfContainer, args: &Args, report: &mut VerifyReport, context: &mut Context) -> Result<Value> {
+    let checked = cancellable("signature", context, &mut |progress| {
+        sign::check(container.shard_paths(), args.pubkey, progress)
+    });
+    match checked {
+        Ok(Verdict::Unsigned) => Ok(Value::Null),
+        Ok(Verdict::Valid { key, pinned }) => {
+            let key = key.to_hex();
+            if !pinned {
+                report.notes.push(format!(
+                    "signed by {key}, a key that was not checked: --pubkey names the key to trust"
+                ));
+            }
+            Ok(json!({"valid": true, "pubkey": key, "pinned": pinned}))
+        }
+        Err(error) if error.kind == Kind::SignatureInvalid => {
+            let signature = json!({"valid": false, "error": error.message});
+            report.failures.push(Failure {
+                subject: "signature".into(),
+                error,
+            });
+            Ok(signature)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn json(report: &VerifyReport, signature: &Value) -> Value {
+    let failures = report.failures.iter().map(
+        |Failure { subject, error }| json!({"subject": subject, "kind": error.kind.name(), "message": error.message}),
+    );
+    json!({
+        "ok": report.ok(),
+        "tensors": report.tensors,
+        "bytes": report.bytes,
+        "failures": failures.collect::<Vec<_>>(),
+        "signature": signature,
+        "notes": report.notes,
+    })
+}
+
+fn summary(report: &VerifyReport, signature: &Value) -> String {
+    let verdict = match report.failures.len() {
+        0 => "ok".to_string(),
+        1 => "1 failure".to_string(),
+        many => format!("{many} failures"),
+    };
+    let signed = match signature["pubkey"].as_str() {
+        Some(key) => format!(", signed by {key}"),
+        None => String::new(),
+    };
+    format!("{verdict}: {} tensors, {}{signed}", report.tensors, size(report.bytes))
 }

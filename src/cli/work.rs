@@ -1,21 +1,21 @@
-//! Long work on files: a bar, Ctrl-C ends it without leaving anything behind, and what it wrote is told.
+//! Long work on files: a progress bar, cancellation with Ctrl-C, and the report of the written file.
 
+use super::context::{Context, Outcome, Result};
 use super::output::size;
-use super::{Context, Outcome, Result};
 use cmf_gpu::error::escape;
 use cmf_gpu::tools::{Progress, Written};
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// Does `work`, shows how far it is, and ends it at the first Ctrl-C.
+/// Runs `work` with a progress bar; the first Ctrl-C cancels it.
 pub fn cancellable<T>(
-    what: &'static str,
+    title: &'static str,
     context: &mut Context,
     work: &mut dyn FnMut(Progress) -> Result<T>,
 ) -> Result<T> {
     let cancel = context.interrupt.graceful();
-    let mut bar = context.out.progress(what, true);
+    let mut bar = context.out.progress(title, true);
     work(&mut |done, total| {
         bar.set(done, total);
         match cancel.is_cancelled() {
@@ -25,22 +25,20 @@ pub fn cancellable<T>(
     })
 }
 
-/// Does `work` that writes `out`, and tells about it.
+/// Runs `work`, which writes `out`, and reports the result.
 pub fn writing(
-    what: &'static str,
+    title: &'static str,
     out: &Path,
     context: &mut Context,
     work: &mut dyn FnMut(Progress) -> Result<Written>,
 ) -> Result {
-    let written = cancellable(what, context, work)?;
-    tell("written:", &written, out, context)
+    let written = cancellable(title, context, work)?;
+    report("written:", &written, out, context)
 }
 
-/// Tells what was done with which file.
-pub fn tell(done: &str, written: &Written, out: &Path, context: &mut Context) -> Result {
-    for note in &written.notes {
-        context.out.note(format!("note: {note}"));
-    }
+/// Reports a file that was written or changed.
+pub fn report(done: &str, written: &Written, out: &Path, context: &mut Context) -> Result {
+    context.out.notices(&written.notes);
     let path = out.display().to_string();
     if context.out.json {
         context.out.json(&json!({

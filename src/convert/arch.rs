@@ -1,16 +1,17 @@
-//! From the few numbers every source states to the container's description of a network.
+//! From the dimensions that every source states to the container's description of a network.
 //!
-//! Knows families and dimensions, not where a number comes from.
+//! Knows families and dimensions, not the sources of a number.
 
-use super::family::{Dim, Family};
-use crate::container::{Arch, LayerType};
+use super::family::Family;
+use super::roles::Dim;
 use crate::error::{Result, bail};
+use crate::format::{Arch, LayerType};
 use serde_json::json;
 
-/// Longer heads, wider rows or larger vocabularies than any model has are damage, and have sized nothing yet.
+/// Larger dimensions are taken for damage. They are refused before anything of that size is allocated.
 const MAX_DIM: u64 = 1 << 24;
 
-/// The numbers of a network that everything else follows from.
+/// The basic dimensions of a network.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dims {
     pub hidden: u64,
@@ -23,10 +24,10 @@ pub(super) struct Dims {
 }
 
 impl Dims {
-    /// The plain network of `family` with these dimensions; the caller sets what differs. `tensors` is how many tensors
-    /// the source has: there cannot be more layers than that.
+    /// The plain network of `family` with these dimensions; the caller sets the rest. `tensors` is the number of tensors in
+    /// the source, which has at least one per layer.
     ///
-    /// Errors: `UnsupportedModel` with the number that makes no sense.
+    /// Errors: `UnsupportedModel` with the number that is out of range.
     pub fn arch(self, family: &Family, tensors: usize) -> Result<Arch> {
         let size = |name: &str, value: u64| {
             if value == 0 || value > MAX_DIM {
@@ -38,7 +39,7 @@ impl Dims {
         if layers > tensors {
             bail!(
                 UnsupportedModel,
-                "{layers} layers are announced, but there are only {tensors} tensors"
+                "the layer count is {layers}, but there are only {tensors} tensors"
             );
         }
         if !self.head_dim.is_multiple_of(2) {
@@ -72,7 +73,7 @@ impl Dims {
     }
 }
 
-/// How long `dim` is in a network.
+/// The length of `dim` in a network.
 pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
     let of = |dim: Option<usize>| dim.unwrap_or(0);
     let values = of(arch.linear_num_value_heads).saturating_mul(of(arch.linear_value_head_dim));
@@ -111,12 +112,12 @@ pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
     length as u64
 }
 
-/// The width of the shared expert, where there is one.
+/// The width of the shared expert, if there is one.
 pub(super) fn shared_width(arch: &Arch) -> Option<usize> {
     arch.moe.as_ref().and_then(|moe| moe.shared_expert_intermediate_size)
 }
 
-/// How many frequencies rotate. Errors: `UnsupportedModel` when the rotary factor does not leave whole pairs.
+/// The number of rotary frequencies. Errors: `UnsupportedModel` when the rotary factor does not give whole pairs.
 pub(super) fn frequencies(arch: &Arch) -> Result<usize> {
     let factor = arch.partial_rotary_factor;
     if !(factor > 0.0 && factor <= 1.0) {
@@ -129,15 +130,15 @@ pub(super) fn frequencies(arch: &Arch) -> Result<usize> {
     if rotated == 0 || !rotated.is_multiple_of(2) {
         bail!(
             UnsupportedModel,
-            "{rotated} of {} head dimensions would rotate, wanted pairs",
+            "{rotated} of {} head dimensions rotate, wanted an even number of at least 2",
             arch.head_dim
         );
     }
     Ok(rotated / 2)
 }
 
-/// Makes every layer recurrent but each `interval`-th. Errors: `UnsupportedModel` for an interval of 0.
-pub(super) fn recurring(arch: &mut Arch, interval: usize) -> Result<()> {
+/// Makes all layers recurrent except every `interval`-th. Errors: `UnsupportedModel` for an interval of 0.
+pub(super) fn set_recurrent(arch: &mut Arch, interval: usize) -> Result<()> {
     if interval == 0 {
         bail!(UnsupportedModel, "'full_attention_interval' is 0");
     }
@@ -145,7 +146,7 @@ pub(super) fn recurring(arch: &mut Arch, interval: usize) -> Result<()> {
     slots
         .filter(|(layer, _)| !(layer + 1).is_multiple_of(interval))
         .for_each(|(_, slot)| *slot = LayerType::LinearAttention);
-    // Other readers of the container look here as well.
+    // Other readers of the container need this member.
     arch.linear_core = Some(json!({
         "kind": "gated_delta_net",
         "num_heads": arch.linear_num_value_heads,
@@ -154,21 +155,24 @@ pub(super) fn recurring(arch: &mut Arch, interval: usize) -> Result<()> {
     Ok(())
 }
 
-/// Which layers slide by rule: all, or all but every `pattern`-th.
+/// Whether a layer has a sliding window by the rule: all layers, or all except every `pattern`-th.
 pub(super) fn slides(layer: usize, pattern: Option<usize>) -> bool {
     pattern.is_none_or(|pattern| !(layer + 1).is_multiple_of(pattern))
 }
 
-/// Completes the description of sliding layers once `layer_types` is what it will be. A `pattern` that says the same as the
-/// list is kept for readers that know only one of the two.
+/// Sets the window of sliding layers, after `layer_types`. A `pattern` that agrees with the list is stored as well, for readers
+/// that know only one of the two.
 ///
-/// Errors: `UnsupportedModel` when layers slide and there is no window.
-pub(super) fn windows(arch: &mut Arch, window: Option<usize>, pattern: Option<usize>) -> Result<()> {
+/// Errors: `UnsupportedModel` when there are sliding layers and no window.
+pub(super) fn set_window(arch: &mut Arch, window: Option<usize>, pattern: Option<usize>) -> Result<()> {
     if !arch.layer_types.contains(&LayerType::SlidingAttention) {
         return Ok(());
     }
     let Some(window) = window else {
-        bail!(UnsupportedModel, "layers slide, but there is no 'sliding_window'");
+        bail!(
+            UnsupportedModel,
+            "layers have sliding windows, but 'sliding_window' is missing"
+        );
     };
     let agrees = |pattern: &usize| {
         let slides = |layer| slides(layer, Some(*pattern));

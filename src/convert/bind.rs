@@ -1,25 +1,24 @@
-//! From a source's tensors, under the container's names, to the list that is written.
+//! Picks the tensors that the network needs out of a source's tensors, under the container's names.
 //!
-//! Every tensor the network needs is found and has the shape the configuration says; every other one is carried, named as
-//! dropped, or refused. Knows no file format.
+//! Every tensor of the network is found and has the shape that follows from the configuration. Every other tensor is kept if
+//! it is optional, listed as dropped, or refused. Knows no file format.
 
-use super::family::{
-    DENSE_PREFIX, EMBED, Family, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, ROUTER, Role, TAIL,
-    layer_roles,
+use super::arch;
+use super::experts;
+use super::family::Family;
+use super::matrix::Found;
+use super::model::Tensor;
+use super::roles::{
+    DENSE_PREFIX, EMBED, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, ROUTER, Role, TAIL, layer_roles,
 };
-use super::{Matrix, Tensor};
-use super::{arch, experts};
-use crate::container::{Arch, LayerType, Mtp};
 use crate::error::{Error, Kind, Result, bail};
-use std::collections::{HashMap, HashSet};
+use crate::format::{Arch, LayerType, Mtp};
+use std::collections::HashSet;
 
-/// How many names a message lists.
+/// Names that a message lists before it counts the rest.
 const LISTED: usize = 5;
 
-/// Source tensors by the container's name.
-pub(super) type Found<'a> = HashMap<String, Matrix<'a>>;
-
-/// What is written, and what is not.
+/// The tensors to write, and the names of those that are left out.
 pub(super) struct Bound<'a> {
     pub tensors: Vec<Tensor<'a>>,
     pub dropped: Vec<String>,
@@ -27,35 +26,112 @@ pub(super) struct Bound<'a> {
 }
 
 /// Picks the tensors of `family` with the dimensions of `arch` out of `found`, in the order embedding, layers, final norm,
-/// output projection. Decides whether the embedding is tied: `arch` says so afterwards.
+/// output projection, draft head. Sets in `arch` whether the embedding is tied and whether there is a draft head.
 ///
-/// Errors: `Parse` for an impossible network or a wrong shape, `MissingTensor`, `UnsupportedModel` for a tensor that no
-/// part of the network uses.
-pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -> Result<Bound<'a>> {
+/// Errors: `Parse` for an impossible network or a wrong shape, `MissingTensor`, `UnsupportedModel` for a tensor that the
+/// network does not use.
+pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, found: Found<'a>) -> Result<Bound<'a>> {
     if arch.mtp.is_none() {
-        arch.mtp = unannounced_head(&found);
+        arch.mtp = unannounced_draft_head(&found);
     }
     arch.validate()?;
     let mut notes = Vec::new();
     let drafts = found.keys().any(|name| name.starts_with(MTP_PREFIX));
     if !drafts && arch.mtp.take().is_some() {
-        notes.push("the configuration announces a multi-token head, and the source has no tensors of one".to_owned());
+        notes.push("the configuration announces a draft head, and the source has no tensors of one".to_owned());
     }
-    let mut tensors = Vec::new();
-    let mut missing = Vec::new();
-    // Layers that are mixtures, by prefix.
-    let mixtures = found
-        .keys()
-        .filter_map(|name| name.strip_suffix(ROUTER).map(str::to_owned));
-    let mixtures: HashSet<String> = mixtures.filter(|_| arch.moe.is_some()).collect();
-    let mut take = |prefix: &str, role: &Role, tensors: &mut Vec<Tensor<'a>>| {
-        let name = format!("{prefix}{}", role.name);
-        let Some(wanted) = role.need.of(family) else {
+    let mut binder = Binder::new(family, arch, found);
+    let mut tensors = binder.network()?;
+    let draft_head = binder.draft_head()?;
+    let has_head = tensors.last().is_some_and(|tensor| tensor.name == LM_HEAD);
+    if !arch.tie_word_embeddings && !has_head {
+        binder.missing.push(LM_HEAD.to_owned());
+    }
+    let mut dropped = binder.finish()?;
+    if arch.tie_word_embeddings && has_head {
+        untie(arch, &mut tensors, &mut dropped, &mut notes)?;
+    }
+    tensors.extend(draft_head);
+    dropped.sort();
+    Ok(Bound {
+        tensors,
+        dropped,
+        notes,
+    })
+}
+
+struct Binder<'n, 'a> {
+    family: &'n Family,
+    arch: &'n Arch,
+    found: Found<'a>,
+    /// Prefixes of the layers that are mixtures of experts.
+    mixtures: HashSet<String>,
+    missing: Vec<String>,
+}
+
+impl<'n, 'a> Binder<'n, 'a> {
+    fn new(family: &'n Family, arch: &'n Arch, found: Found<'a>) -> Self {
+        let routers = found.keys().filter_map(|name| name.strip_suffix(ROUTER));
+        let mixtures = routers.filter(|_| arch.moe.is_some()).map(str::to_owned).collect();
+        Binder {
+            family,
+            arch,
+            found,
+            mixtures,
+            missing: Vec::new(),
+        }
+    }
+
+    /// The tensors of the network without its draft head; the last is the output projection, if there is one.
+    fn network(&mut self) -> Result<Vec<Tensor<'a>>> {
+        let mut tensors = Vec::new();
+        self.take_all("", HEAD, &mut tensors)?;
+        for (layer, &kind) in self.arch.layer_types.iter().enumerate() {
+            self.layer(&format!("{LAYER_PREFIX}{layer}."), kind, &mut tensors)?;
+        }
+        self.take_all("", TAIL, &mut tensors)?;
+        Ok(tensors)
+    }
+
+    fn draft_head(&mut self) -> Result<Vec<Tensor<'a>>> {
+        let mut tensors = Vec::new();
+        if let Some(head) = &self.arch.mtp {
+            self.take_all(MTP_PREFIX, MTP, &mut tensors)?;
+            for layer in 0..head.num_layers {
+                let prefix = format!("{MTP_PREFIX}layers.{layer}.");
+                self.layer(&prefix, LayerType::FullAttention, &mut tensors)?;
+            }
+            self.take_all(MTP_PREFIX, MTP_TAIL, &mut tensors)?;
+        }
+        Ok(tensors)
+    }
+
+    fn layer(&mut self, prefix: &str, kind: LayerType, tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
+        let is_mixture = self.mixtures.contains(prefix);
+        for role in layer_roles(kind).filter(|role| !(is_mixture && role.name.starts_with(DENSE_PREFIX))) {
+            self.take(prefix, role, tensors)?;
+        }
+        if is_mixture {
+            for (prefix, role) in experts::roles(prefix, self.arch) {
+                self.take(&prefix, role, tensors)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_all(&mut self, prefix: &str, roles: &[Role], tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
+        roles.iter().try_for_each(|role| self.take(prefix, role, tensors))
+    }
+
+    /// Moves a tensor to `tensors`, if the family has it.
+    fn take(&mut self, prefix: &str, role: &Role, tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
+        let Some(required) = role.need.of(self.family) else {
             return Ok(());
         };
-        match found.remove(&name) {
+        let name = format!("{prefix}{}", role.name);
+        match self.found.remove(&name) {
             Some(data) => {
-                let shape: Vec<u64> = role.shape.iter().map(|&dim| arch::length(arch, dim)).collect();
+                let shape: Vec<u64> = role.shape.iter().map(|&dim| arch::length(self.arch, dim)).collect();
                 data.readable()?;
                 if data.shape != shape {
                     bail!(
@@ -66,81 +142,38 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, mut found: Found<'a>) -
                 }
                 tensors.push(Tensor { name, data });
             }
-            None if wanted => missing.push(name),
+            None if required => self.missing.push(name),
             None => {}
         }
         Ok(())
-    };
-    for role in HEAD {
-        take("", role, &mut tensors)?;
     }
-    let layer_roles = |prefix: &str, kind: LayerType| -> Vec<(String, &'static Role)> {
-        let mixture = mixtures.contains(prefix);
-        let plain = layer_roles(kind).filter(|role| !(mixture && role.name.starts_with(DENSE_PREFIX)));
-        let mut roles: Vec<_> = plain.map(|role| (prefix.to_owned(), role)).collect();
-        if mixture {
-            roles.extend(experts::roles(prefix, arch));
+
+    /// The tensors that are left out, with the reason. Errors: `MissingTensor` and `UnsupportedModel` for tensors that are
+    /// missing or unknown.
+    fn finish(self) -> Result<Vec<String>> {
+        let (dropped, unused) = sort_out(self.found.into_keys());
+        if !self.missing.is_empty() {
+            let unused = if unused.is_empty() {
+                String::new()
+            } else {
+                format!("; not used: {}", list(&unused))
+            };
+            bail!(MissingTensor, "the source lacks {}{unused}", list(&self.missing));
         }
-        roles
-    };
-    for (layer, &kind) in arch.layer_types.iter().enumerate() {
-        for (prefix, role) in layer_roles(&format!("{LAYER_PREFIX}{layer}."), kind) {
-            take(&prefix, role, &mut tensors)?;
+        if !unused.is_empty() {
+            bail!(
+                UnsupportedModel,
+                "a {} model does not use {}",
+                self.family.model_type,
+                list(&unused)
+            );
         }
+        Ok(dropped)
     }
-    for role in TAIL {
-        take("", role, &mut tensors)?;
-    }
-    let has_head = tensors.last().is_some_and(|tensor| tensor.name == LM_HEAD);
-    let mut mtp = Vec::new();
-    if let Some(head) = arch.mtp.as_ref().filter(|_| drafts) {
-        for role in MTP {
-            take(MTP_PREFIX, role, &mut mtp)?;
-        }
-        for layer in 0..head.num_layers {
-            for (prefix, role) in layer_roles(&format!("{MTP_PREFIX}layers.{layer}."), LayerType::FullAttention) {
-                take(&prefix, role, &mut mtp)?;
-            }
-        }
-        for role in MTP_TAIL {
-            take(MTP_PREFIX, role, &mut mtp)?;
-        }
-    }
-    if !arch.tie_word_embeddings && !has_head {
-        missing.push(LM_HEAD.to_owned());
-    }
-    let (dropped, unused) = sort_out(found.into_keys());
-    if !missing.is_empty() {
-        let unused = if unused.is_empty() {
-            String::new()
-        } else {
-            format!("; not used: {}", list(&unused))
-        };
-        bail!(MissingTensor, "the source lacks {}{unused}", list(&missing));
-    }
-    if !unused.is_empty() {
-        bail!(
-            UnsupportedModel,
-            "a {} model has no place for {}",
-            family.model_type,
-            list(&unused)
-        );
-    }
-    let mut bound = Bound {
-        tensors,
-        dropped,
-        notes,
-    };
-    if arch.tie_word_embeddings && has_head {
-        untie(arch, &mut bound)?;
-    }
-    bound.tensors.extend(mtp);
-    bound.dropped.sort();
-    Ok(bound)
 }
 
-/// A multi-token head that the configuration does not announce and the source has all the same, as Qwen3-Next is published.
-fn unannounced_head(found: &Found) -> Option<Mtp> {
+/// A draft head that the source has although the configuration does not announce one, as in published Qwen3-Next models.
+fn unannounced_draft_head(found: &Found) -> Option<Mtp> {
     let of_head = |name: &str| found.contains_key(&format!("{MTP_PREFIX}{name}"));
     let has_layer = |layer: &usize| of_head(&format!("layers.{layer}.input_layernorm.weight"));
     let mut parts = MTP.iter().chain(MTP_TAIL);
@@ -155,14 +188,14 @@ fn unannounced_head(found: &Found) -> Option<Mtp> {
     })
 }
 
-/// Splits names of tensors that were not taken into those nothing needs, with the reason, and those nobody knows.
+/// Splits the names of tensors that were not taken into known ones that are not needed, with the reason, and unknown ones.
 fn sort_out(names: impl Iterator<Item = String>) -> (Vec<String>, Vec<String>) {
     let (mut dropped, mut unused) = (Vec::new(), Vec::new());
     for name in names {
         if name.ends_with("rotary_emb.inv_freq") {
             dropped.push(format!("{name}: follows from rope_theta"));
         } else if name.starts_with(MTP_PREFIX) || name.starts_with("mtp.") {
-            dropped.push(format!("{name}: not part of a multi-token head that can be converted"));
+            dropped.push(format!("{name}: not part of a draft head that can be converted"));
         } else {
             unused.push(name);
         }
@@ -171,7 +204,7 @@ fn sort_out(names: impl Iterator<Item = String>) -> (Vec<String>, Vec<String>) {
     (dropped, unused)
 }
 
-/// `names`, the first few of them.
+/// The first few of `names`, and the number of the rest.
 fn list(names: &[String]) -> String {
     let shown: Vec<String> = names.iter().take(LISTED).map(|name| format!("'{name}'")).collect();
     match names.len().saturating_sub(LISTED) {
@@ -180,20 +213,20 @@ fn list(names: &[String]) -> String {
     }
 }
 
-/// A model that is tied by its configuration and has an output projection all the same: a copy is dropped, a different one
-/// is kept and the model is not tied.
-fn untie(arch: &mut Arch, bound: &mut Bound) -> Result<()> {
-    let Some(head) = bound.tensors.pop() else { return Ok(()) };
-    let embed = bound.tensors.iter().find(|tensor| tensor.name == EMBED);
+/// Handles an output projection, the last of `tensors`, in a model whose configuration ties it to the embedding. An equal one is
+/// dropped. A different one is kept, and the model becomes untied.
+fn untie(arch: &mut Arch, tensors: &mut Vec<Tensor>, dropped: &mut Vec<String>, notes: &mut Vec<String>) -> Result<()> {
+    let Some(head) = tensors.pop() else { return Ok(()) };
+    let embed = tensors.iter().find(|tensor| tensor.name == EMBED);
     let embed = embed.ok_or_else(|| Error::new(Kind::MissingTensor, format!("the source lacks '{EMBED}'")))?;
     if embed.data.same(&head.data)? {
-        bound.dropped.push(format!("{LM_HEAD}: equal to the tied {EMBED}"));
+        dropped.push(format!("{LM_HEAD}: equal to the tied {EMBED}"));
     } else {
         arch.tie_word_embeddings = false;
-        bound.notes.push(format!(
+        notes.push(format!(
             "the configuration ties {LM_HEAD} to {EMBED}, but they differ: both are kept, untied"
         ));
-        bound.tensors.push(head);
+        tensors.push(head);
     }
     Ok(())
 }

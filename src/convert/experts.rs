@@ -1,15 +1,16 @@
-//! Mixtures of experts on their way into a container: which tensors a layer has, and tensors of all experts taken apart.
+//! Mixtures of experts: the tensors of a layer, and the separation of tensors that hold all experts.
 //!
 //! Knows the tables of families and the dimensions of the network, no file format.
 
-use super::Matrix;
 use super::arch::shared_width;
-use super::bind::Found;
-use super::family::{EXPERT, Family, LAYER_PREFIX, MIXTURE, ROUTER, Role, SHARED_EXPERT};
-use crate::container::Arch;
+use super::family::Family;
+use super::matrix::Found;
+use super::roles::{EXPERT, LAYER_PREFIX, MIXTURE, ROUTER, Role, SHARED_EXPERT};
 use crate::error::{Result, bail};
+use crate::format::Arch;
 
-/// The parts of a mixture with their names' prefixes, in the order in which they are written; `layer` is the layer's prefix.
+/// The tensors of a mixture with the prefixes of their names, in the order in which they are written. `layer` is the prefix of
+/// the layer.
 pub(super) fn roles(layer: &str, arch: &Arch) -> Vec<(String, &'static Role)> {
     let count = arch.moe.as_ref().map_or(0, |moe| moe.num_experts);
     let mut roles: Vec<_> = MIXTURE.iter().map(|role| (layer.to_owned(), role)).collect();
@@ -22,16 +23,11 @@ pub(super) fn roles(layer: &str, arch: &Arch) -> Vec<(String, &'static Role)> {
     roles
 }
 
-/// Whether a tensor decides which experts a token takes, or how much the shared one counts.
-pub(super) fn routes(name: &str) -> bool {
-    name.ends_with(ROUTER) || name.ends_with("mlp.shared_expert_gate.weight")
-}
-
-/// Replaces tensors that hold all experts of a layer, `[experts, rows, cols]`, by one for each expert: `gate_up_proj`, whose
-/// rows are the gate's and then the up projection's, and `gate_proj`, `up_proj`, `down_proj`.
+/// Replaces tensors that hold all experts of a layer, `[experts, rows, cols]`, by one tensor per expert: `gate_up_proj`, with
+/// the rows of the gate before those of the up projection, and `gate_proj`, `up_proj`, `down_proj`.
 ///
-/// Errors: `Parse` for a shape that the configuration does not have.
-pub(super) fn take_apart(found: &mut Found, arch: &Arch) -> Result<()> {
+/// Errors: `Parse` for a shape that differs from the configuration.
+pub(super) fn split_stacked(found: &mut Found, arch: &Arch) -> Result<()> {
     let Some(moe) = &arch.moe else { return Ok(()) };
     let (count, hidden, inter) = (moe.num_experts, arch.hidden_size, moe.moe_intermediate_size);
     let stacked: Vec<(String, String)> = found
@@ -75,7 +71,7 @@ pub(super) fn take_apart(found: &mut Found, arch: &Arch) -> Result<()> {
     Ok(())
 }
 
-/// Compares what the configuration says about layers with the tensors: `mixtures` has an entry for each layer.
+/// Compares the configuration with the tensors: `mixtures` says for each layer whether it is a mixture.
 ///
 /// Errors: `MissingTensor` for a mixture without router, `UnsupportedModel` for a router in a layer that should be dense.
 pub(super) fn check_layers(found: &Found, family: &Family, mixtures: &[bool]) -> Result<()> {
@@ -92,14 +88,4 @@ pub(super) fn check_layers(found: &Found, family: &Family, mixtures: &[bool]) ->
         }
     }
     Ok(())
-}
-
-impl<'a> Matrix<'a> {
-    /// A vector as a matrix of one row; matrices as they are.
-    pub(super) fn one_row(mut self) -> Matrix<'a> {
-        if self.shape.len() == 1 {
-            self.shape.insert(0, 1);
-        }
-        self
-    }
 }

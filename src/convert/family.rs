@@ -1,24 +1,24 @@
-//! The model families that can be imported, one row each, and the tensors of their layers, one row each.
+//! The model families that can be imported, one row each.
 //!
-//! Both importers read these tables: Hugging Face names are the container's names, GGUF names are mapped to them.
-//! Knows no file format. A new family is a row here, and rows in [`LAYER`] when it brings tensors of its own.
+//! Both importers read this table. A new family is a row here, and rows in `roles` for tensors that no other family has. Knows
+//! no file format.
 
-use crate::container::{HiddenAct, LayerType, NormStyle};
+use crate::format::{HiddenAct, NormStyle};
 
-/// Which layers attend through a sliding window, by the family's own rule. A list of layer types overrides it.
+/// The family's rule for which layers attend through a sliding window. A list of layer types overrides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
-    /// None, whatever the configuration says.
+    /// No layer, even if the configuration has a window.
     Never,
-    /// Those from `max_window_layers` on, when `use_sliding_window` is true.
+    /// The layers from `max_window_layers` on, if `use_sliding_window` is true.
     FromMaxWindowLayers,
-    /// All, when there is a window.
+    /// All layers, if there is a window.
     All,
-    /// All but every `sliding_window_pattern`-th.
+    /// All layers except every `sliding_window_pattern`-th.
     Pattern,
 }
 
-/// How the inputs of Gated DeltaNet layers are stored.
+/// How the input projections of Gated DeltaNet layers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delta {
     /// q, k and v in one matrix; z, b and a in one each.
@@ -27,30 +27,30 @@ pub(super) enum Delta {
     Fused,
 }
 
-/// Whether the weights of the experts that a token takes are divided by their sum.
+/// Whether the weights of the experts used for a token are divided by their sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Renormalise {
-    /// Always; there is no key.
+    /// Always; the configuration has no key for it.
     Always,
-    /// As `norm_topk_prob` says, and this when it does not.
-    AsSaid(bool),
+    /// As `norm_topk_prob` says; this if the key is absent.
+    Configured(bool),
 }
 
-/// What sets a family apart.
+/// One family.
 #[derive(Debug)]
 pub(super) struct Family {
     /// `model_type` in a Hugging Face configuration and `arch_name` in the container.
     pub model_type: &'static str,
-    /// `general.architecture` in a GGUF file; empty when such files are not known.
+    /// `general.architecture` in a GGUF file; empty if there are no such files.
     pub gguf: &'static str,
-    /// How norm weights apply. GGUF files of families with 1+w hold 1+w.
+    /// How norm weights apply. If they apply as 1+w, GGUF files store 1+w.
     pub norm_style: NormStyle,
-    /// Whether q and k are normalised per head before they rotate.
+    /// Whether q and k are normalised per head before the rotation.
     pub qk_norm: bool,
-    /// Which layers are Gated DeltaNet is said layer by layer, or every `full_attention_interval`-th is not; in these families
-    /// queries of the others have a gate.
+    /// Families with Gated DeltaNet layers: how their inputs are stored. All layers except every `full_attention_interval`-th
+    /// are Gated DeltaNet, unless there is a list of layer types. The queries of the other layers have a gate.
     pub delta: Option<Delta>,
-    /// Whether attention and feed-forward network have a norm on both sides.
+    /// Whether attention and feed-forward network have a norm before and after them.
     pub sandwich: bool,
     /// Whether q, k and v are one matrix, and gate and up another.
     pub fused: bool,
@@ -58,27 +58,26 @@ pub(super) struct Family {
     pub scales_embedding: bool,
     /// Whether GGUF files hold the rows of q and k with the two halves of each head interleaved.
     pub gguf_interleaves_qk: bool,
-    /// In families with a scale of their own for attention: how many layers the size has whose scale is 1/√(hidden / heads).
-    /// In the others it is 1/√head_dim. GGUF files do not say.
+    /// Families with a special attention scale: the layer count of the model size whose scale is 1/√(hidden / heads). The other
+    /// sizes have 1/√head_dim. GGUF files do not store the scale.
     pub gguf_wide: Option<usize>,
-    /// `tie_word_embeddings` when the configuration does not say.
+    /// The default of `tie_word_embeddings`.
     pub tied: bool,
-    /// The activation when the configuration does not say.
+    /// The default activation.
     pub activation: HiddenAct,
     /// The sliding-window rule.
     pub window: Window,
-    /// Whether layers may be mixtures of experts, and how the weights of the chosen ones become what they are.
+    /// Families whose layers may be mixtures of experts: how the weights of the experts used are normalised.
     pub experts: Option<Renormalise>,
-    /// Whether the weights of chosen experts are renormalised in models of the family that were made into GGUF files, which
-    /// do not say.
+    /// Whether they are renormalised in GGUF files, most of which do not store it.
     pub gguf_renormalises: bool,
-    /// The base of the rotation in sliding layers, where it is their own and nothing else scales it.
+    /// Families with a separate rotation in sliding layers: its default base. It is not scaled.
     pub local_theta: Option<f64>,
-    /// What other absent configuration keys mean, where leaving them out is common.
+    /// Defaults of other configuration keys that are commonly left out.
     pub defaults: &'static [(&'static str, f64)],
 }
 
-/// What most families have in common.
+/// Values that most families share.
 const PLAIN: Family = Family {
     model_type: "llama",
     gguf: "llama",
@@ -99,7 +98,7 @@ const PLAIN: Family = Family {
     defaults: &[],
 };
 
-/// What families with Gated DeltaNet layers have in common.
+/// Values that the families with Gated DeltaNet layers share.
 const RECURRENT: Family = Family {
     model_type: "qwen3_5_text",
     gguf: "qwen35",
@@ -119,7 +118,7 @@ const RECURRENT: Family = Family {
     ..PLAIN
 };
 
-/// Which family a GGUF architecture is of is decided by the first row that has it.
+/// The families. If several rows have the same GGUF architecture, the first one is used, but see [`Family::of_gguf`].
 const FAMILIES: [Family; 12] = [
     Family {
         gguf_interleaves_qk: true,
@@ -152,7 +151,7 @@ const FAMILIES: [Family; 12] = [
         gguf: "qwen3next",
         gguf_renormalises: true,
         delta: Some(Delta::Fused),
-        experts: Some(Renormalise::AsSaid(true)),
+        experts: Some(Renormalise::Configured(true)),
         ..RECURRENT
     },
     Family {
@@ -166,7 +165,7 @@ const FAMILIES: [Family; 12] = [
         model_type: "qwen2_moe",
         gguf: "qwen2moe",
         window: Window::FromMaxWindowLayers,
-        experts: Some(Renormalise::AsSaid(false)),
+        experts: Some(Renormalise::Configured(false)),
         ..PLAIN
     },
     Family {
@@ -174,7 +173,7 @@ const FAMILIES: [Family; 12] = [
         gguf: "qwen3moe",
         qk_norm: true,
         window: Window::FromMaxWindowLayers,
-        experts: Some(Renormalise::AsSaid(false)),
+        experts: Some(Renormalise::Configured(false)),
         gguf_renormalises: true,
         defaults: &[("head_dim", 128.0)],
         ..PLAIN
@@ -244,18 +243,18 @@ impl Family {
         FAMILIES.iter().find(|family| family.model_type == name)
     }
 
-    /// The family of a GGUF `general.architecture`. `windowed`: the file has a sliding window.
+    /// The family of a GGUF `general.architecture`. `windowed`: whether the file has a sliding window.
     pub fn of_gguf(name: &str, windowed: bool) -> Option<&'static Family> {
         let mut rows = FAMILIES.iter().filter(|family| !name.is_empty() && family.gguf == name);
         let first = rows.next();
-        // Mistral's files are called llama; only the window tells them apart.
+        // Mistral's files have the architecture llama; only the window distinguishes them.
         match first {
             Some(family) if windowed && family.window == Window::Never => rows.next().or(first),
             _ => first,
         }
     }
 
-    /// What an absent key means.
+    /// The default of a configuration key.
     pub fn default(&self, key: &str) -> Option<f64> {
         self.defaults
             .iter()
@@ -263,7 +262,7 @@ impl Family {
             .map(|&(_, value)| value)
     }
 
-    /// The architectures of GGUF files for a message that refuses another one.
+    /// All GGUF architectures, for error messages.
     pub fn gguf_names() -> String {
         let mut names: Vec<&str> = FAMILIES
             .iter()
@@ -274,426 +273,8 @@ impl Family {
         names.join(", ")
     }
 
-    /// The names for a message that refuses another one.
+    /// All model types, for error messages.
     pub fn names() -> String {
         FAMILIES.map(|family| family.model_type).join(", ")
     }
 }
-
-/// A length that the configuration determines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dim {
-    Hidden,
-    Inter,
-    Vocab,
-    /// Query heads × head_dim.
-    Query,
-    /// Query heads × head_dim, and as much for their gates.
-    TwoQuery,
-    /// Key-value heads × head_dim.
-    KeyValue,
-    Head,
-    /// Query heads and twice the key-value heads, × head_dim.
-    Fused,
-    /// Gate and up, twice the FFN's width.
-    TwoInter,
-    TwoHidden,
-    /// Channels of a Gated DeltaNet's convolution: q, k and v.
-    DeltaChannels,
-    /// Value heads × their width.
-    DeltaValues,
-    /// q, k, v and z.
-    DeltaAll,
-    DeltaHeads,
-    TwoDeltaHeads,
-    DeltaHead,
-    One,
-    Taps,
-    /// Experts of a layer.
-    Experts,
-    /// Width of an expert.
-    ExpertInter,
-    /// Width of the shared expert.
-    SharedInter,
-}
-
-/// Which families have a tensor, and whether it must be there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
-    Always,
-    /// Carried over when present.
-    Optional,
-    /// In families with `qk_norm`.
-    QkNorm,
-    /// In families whose queries have no gate and a matrix of their own; the second says whether it must be there.
-    PlainQuery(bool),
-    /// In families whose queries have a gate; the second says whether it must be there.
-    GatedQuery(bool),
-    /// In families with Gated DeltaNet layers.
-    Delta,
-    /// In those whose inputs are stored like this.
-    DeltaOf(Delta),
-    /// In families with four norms a layer.
-    Sandwich,
-    /// In families with two norms a layer.
-    TwoNorms,
-    /// In those that also have Gated DeltaNet layers.
-    DeltaNorms,
-    /// In families whose projections are separate; the second says whether it must be there.
-    Split(bool),
-    /// In families whose projections are fused; the second says whether it must be there.
-    Fused(bool),
-    /// In mixtures of experts.
-    Experts,
-    /// In mixtures with a shared expert.
-    Shared,
-}
-
-impl Need {
-    /// Whether `family` must have the tensor; `None` when it never has it.
-    pub fn of(self, family: &Family) -> Option<bool> {
-        let (has, required) = match self {
-            Need::Always => (true, true),
-            Need::Optional => (true, false),
-            Need::QkNorm => (family.qk_norm, true),
-            Need::PlainQuery(required) => (!family.fused && family.delta.is_none(), required),
-            Need::GatedQuery(required) => (family.delta.is_some(), required),
-            Need::Delta => (family.delta.is_some(), true),
-            Need::DeltaOf(delta) => (family.delta == Some(delta), true),
-            Need::Sandwich => (family.sandwich, true),
-            Need::TwoNorms => (!family.sandwich && family.delta.is_none(), true),
-            Need::DeltaNorms => (!family.sandwich && family.delta.is_some(), true),
-            Need::Split(required) => (!family.fused, required),
-            Need::Fused(required) => (family.fused, required),
-            Need::Experts => (family.experts.is_some(), true),
-            // Whether there is one is in the dimensions.
-            Need::Shared => (family.experts.is_some(), true),
-        };
-        has.then_some(required)
-    }
-}
-
-/// One tensor of the network: its two names, its shape, and what is special about it.
-#[derive(Debug)]
-pub(super) struct Role {
-    /// The name in the container, after the layer's prefix.
-    pub name: &'static str,
-    /// The name in a GGUF file, after the layer's prefix.
-    pub gguf: &'static str,
-    /// Row-major shape.
-    pub shape: &'static [Dim],
-    /// When it must be there.
-    pub need: Need,
-    /// Its rows are heads that rotate.
-    pub rotates: bool,
-}
-
-const fn role(name: &'static str, gguf: &'static str, shape: &'static [Dim], need: Need) -> Role {
-    Role {
-        name,
-        gguf,
-        shape,
-        need,
-        rotates: false,
-    }
-}
-
-const fn rotating(name: &'static str, gguf: &'static str, shape: &'static [Dim], need: Need) -> Role {
-    Role {
-        name,
-        gguf,
-        shape,
-        need,
-        rotates: true,
-    }
-}
-
-use Dim::{
-    DeltaAll, DeltaChannels, DeltaHead, DeltaHeads, DeltaValues, ExpertInter, Experts, Fused, Head, Hidden, Inter,
-    KeyValue, One, Query, SharedInter, Taps, TwoDeltaHeads, TwoHidden, TwoInter, TwoQuery, Vocab,
-};
-
-/// Name of the token embedding.
-pub(super) const EMBED: &str = "model.embed_tokens.weight";
-/// Name of the output projection.
-pub(super) const LM_HEAD: &str = "lm_head.weight";
-/// What the layers' names start with in the container, before the layer's number.
-pub(super) const LAYER_PREFIX: &str = "model.layers.";
-/// What the layers' names start with in a GGUF file.
-pub(super) const GGUF_LAYER_PREFIX: &str = "blk.";
-
-/// Before the layers.
-pub(super) const HEAD: &[Role] = &[role(EMBED, "token_embd.weight", &[Vocab, Hidden], Need::Always)];
-
-/// What the names of softmax attention and of a Gated DeltaNet start with, after the layer's prefix.
-const ATTENTION: &str = "self_attn.";
-const DELTA_NET: &str = "linear_attn.";
-
-/// Each layer, in the order in which it is written.
-pub(super) const LAYER: &[Role] = &[
-    role("input_layernorm.weight", "attn_norm.weight", &[Hidden], Need::Always),
-    role(
-        "self_attn.qkv_proj.weight",
-        "attn_qkv.weight",
-        &[Fused, Hidden],
-        Need::Fused(true),
-    ),
-    role("self_attn.qkv_proj.bias", "attn_qkv.bias", &[Fused], Need::Fused(false)),
-    rotating(
-        "self_attn.q_proj.weight",
-        "attn_q.weight",
-        &[Query, Hidden],
-        Need::PlainQuery(true),
-    ),
-    rotating(
-        "self_attn.q_proj.bias",
-        "attn_q.bias",
-        &[Query],
-        Need::PlainQuery(false),
-    ),
-    role(
-        "self_attn.q_proj.weight",
-        "attn_q.weight",
-        &[TwoQuery, Hidden],
-        Need::GatedQuery(true),
-    ),
-    role(
-        "self_attn.q_proj.bias",
-        "attn_q.bias",
-        &[TwoQuery],
-        Need::GatedQuery(false),
-    ),
-    rotating(
-        "self_attn.k_proj.weight",
-        "attn_k.weight",
-        &[KeyValue, Hidden],
-        Need::Split(true),
-    ),
-    rotating("self_attn.k_proj.bias", "attn_k.bias", &[KeyValue], Need::Split(false)),
-    role(
-        "self_attn.v_proj.weight",
-        "attn_v.weight",
-        &[KeyValue, Hidden],
-        Need::Split(true),
-    ),
-    role("self_attn.v_proj.bias", "attn_v.bias", &[KeyValue], Need::Split(false)),
-    role(
-        "self_attn.o_proj.weight",
-        "attn_output.weight",
-        &[Hidden, Query],
-        Need::Always,
-    ),
-    role("self_attn.o_proj.bias", "attn_output.bias", &[Hidden], Need::Optional),
-    role("self_attn.q_norm.weight", "attn_q_norm.weight", &[Head], Need::QkNorm),
-    role("self_attn.k_norm.weight", "attn_k_norm.weight", &[Head], Need::QkNorm),
-    role("linear_attn.A_log", "ssm_a", &[DeltaHeads], Need::Delta),
-    role(
-        "linear_attn.conv1d.weight",
-        "ssm_conv1d.weight",
-        &[DeltaChannels, One, Taps],
-        Need::Delta,
-    ),
-    role("linear_attn.dt_bias", "ssm_dt.bias", &[DeltaHeads], Need::Delta),
-    role(
-        "linear_attn.in_proj_qkv.weight",
-        "attn_qkv.weight",
-        &[DeltaChannels, Hidden],
-        Need::DeltaOf(Delta::Split),
-    ),
-    role(
-        "linear_attn.in_proj_z.weight",
-        "attn_gate.weight",
-        &[DeltaValues, Hidden],
-        Need::DeltaOf(Delta::Split),
-    ),
-    role(
-        "linear_attn.in_proj_b.weight",
-        "ssm_beta.weight",
-        &[DeltaHeads, Hidden],
-        Need::DeltaOf(Delta::Split),
-    ),
-    role(
-        "linear_attn.in_proj_a.weight",
-        "ssm_alpha.weight",
-        &[DeltaHeads, Hidden],
-        Need::DeltaOf(Delta::Split),
-    ),
-    role(
-        "linear_attn.in_proj_qkvz.weight",
-        "ssm_in.weight",
-        &[DeltaAll, Hidden],
-        Need::DeltaOf(Delta::Fused),
-    ),
-    role(
-        "linear_attn.in_proj_ba.weight",
-        "ssm_ba.weight",
-        &[TwoDeltaHeads, Hidden],
-        Need::DeltaOf(Delta::Fused),
-    ),
-    role("linear_attn.norm.weight", "ssm_norm.weight", &[DeltaHead], Need::Delta),
-    role(
-        "linear_attn.out_proj.weight",
-        "ssm_out.weight",
-        &[Hidden, DeltaValues],
-        Need::Delta,
-    ),
-    role(
-        "post_attention_layernorm.weight",
-        "ffn_norm.weight",
-        &[Hidden],
-        Need::TwoNorms,
-    ),
-    role(
-        "post_attention_layernorm.weight",
-        "post_attention_norm.weight",
-        &[Hidden],
-        Need::DeltaNorms,
-    ),
-    role(
-        "post_attention_layernorm.weight",
-        "post_attention_norm.weight",
-        &[Hidden],
-        Need::Sandwich,
-    ),
-    role(
-        "pre_feedforward_layernorm.weight",
-        "ffn_norm.weight",
-        &[Hidden],
-        Need::Sandwich,
-    ),
-    role(
-        "mlp.gate_up_proj.weight",
-        "ffn_up.weight",
-        &[TwoInter, Hidden],
-        Need::Fused(true),
-    ),
-    role("mlp.gate_up_proj.bias", "ffn_up.bias", &[TwoInter], Need::Fused(false)),
-    role(
-        "mlp.gate_proj.weight",
-        "ffn_gate.weight",
-        &[Inter, Hidden],
-        Need::Split(true),
-    ),
-    role("mlp.gate_proj.bias", "ffn_gate.bias", &[Inter], Need::Split(false)),
-    role(
-        "mlp.up_proj.weight",
-        "ffn_up.weight",
-        &[Inter, Hidden],
-        Need::Split(true),
-    ),
-    role("mlp.up_proj.bias", "ffn_up.bias", &[Inter], Need::Split(false)),
-    role(
-        "mlp.down_proj.weight",
-        "ffn_down.weight",
-        &[Hidden, Inter],
-        Need::Always,
-    ),
-    role("mlp.down_proj.bias", "ffn_down.bias", &[Hidden], Need::Optional),
-    role(
-        "post_feedforward_layernorm.weight",
-        "post_ffw_norm.weight",
-        &[Hidden],
-        Need::Sandwich,
-    ),
-];
-
-/// The roles of a layer of this type.
-pub(super) fn layer_roles(kind: LayerType) -> impl Iterator<Item = &'static Role> {
-    let other = match kind {
-        LayerType::LinearAttention => ATTENTION,
-        LayerType::FullAttention | LayerType::SlidingAttention => DELTA_NET,
-    };
-    LAYER.iter().filter(move |role| !role.name.starts_with(other))
-}
-
-/// Whether a tensor steers the recurrence, and is small for how much it does.
-pub(super) fn steers(name: &str) -> bool {
-    const GATES: [&str; 3] = ["in_proj_a.weight", "in_proj_b.weight", "in_proj_ba.weight"];
-    GATES.iter().any(|gate| name.ends_with(gate))
-}
-
-/// The parts of a dense feed-forward network, which a mixture has none of, begin with this.
-pub(super) const DENSE_PREFIX: &str = "mlp.";
-/// What a layer that is a mixture has, after the layer's prefix.
-pub(super) const ROUTER: &str = "mlp.gate.weight";
-
-/// A mixture of experts before its experts.
-pub(super) const MIXTURE: &[Role] = &[role(ROUTER, "ffn_gate_inp.weight", &[Experts, Hidden], Need::Experts)];
-
-/// Each expert. They are written role by role: a projection of every expert, then the next one. The GGUF name is that of all
-/// experts in one tensor.
-pub(super) const EXPERT: &[Role] = &[
-    role(
-        "gate_proj.weight",
-        "ffn_gate_exps.weight",
-        &[ExpertInter, Hidden],
-        Need::Experts,
-    ),
-    role(
-        "up_proj.weight",
-        "ffn_up_exps.weight",
-        &[ExpertInter, Hidden],
-        Need::Experts,
-    ),
-    role(
-        "down_proj.weight",
-        "ffn_down_exps.weight",
-        &[Hidden, ExpertInter],
-        Need::Experts,
-    ),
-];
-
-/// The expert that every token takes.
-pub(super) const SHARED_EXPERT: &[Role] = &[
-    role(
-        "mlp.shared_expert.gate_proj.weight",
-        "ffn_gate_shexp.weight",
-        &[SharedInter, Hidden],
-        Need::Shared,
-    ),
-    role(
-        "mlp.shared_expert.up_proj.weight",
-        "ffn_up_shexp.weight",
-        &[SharedInter, Hidden],
-        Need::Shared,
-    ),
-    role(
-        "mlp.shared_expert.down_proj.weight",
-        "ffn_down_shexp.weight",
-        &[Hidden, SharedInter],
-        Need::Shared,
-    ),
-    role(
-        "mlp.shared_expert_gate.weight",
-        "ffn_gate_inp_shexp.weight",
-        &[One, Hidden],
-        Need::Shared,
-    ),
-];
-
-/// After the layers. The output projection is optional here; a tied model does without it.
-pub(super) const TAIL: &[Role] = &[
-    role("model.norm.weight", "output_norm.weight", &[Hidden], Need::Always),
-    role(LM_HEAD, "output.weight", &[Vocab, Hidden], Need::Optional),
-];
-
-/// What the names of a multi-token head start with. Its layers are called as those of the network.
-pub(super) const MTP_PREFIX: &str = "model.mtp.";
-
-/// How published models call the parts of a multi-token head, and what the container calls them.
-pub(super) const MTP_NAMES: [(&str, &str); 4] = [
-    ("mtp.fc.", "model.mtp.eh_proj."),
-    ("mtp.pre_fc_norm_embedding.", "model.mtp.enorm."),
-    ("mtp.pre_fc_norm_hidden.", "model.mtp.hnorm."),
-    ("mtp.", MTP_PREFIX),
-];
-
-/// A multi-token head before its layers. GGUF files of these families have none.
-pub(super) const MTP: &[Role] = &[
-    role("enorm.weight", "", &[Hidden], Need::Always),
-    role("hnorm.weight", "", &[Hidden], Need::Always),
-    role("eh_proj.weight", "", &[Hidden, TwoHidden], Need::Always),
-];
-
-/// A multi-token head after its layers.
-pub(super) const MTP_TAIL: &[Role] = &[role("norm.weight", "", &[Hidden], Need::Always)];

@@ -1,8 +1,8 @@
-//! What a type cost: bits and relative error, by role.
+//! Bits and relative errors of the tensors written, by role.
 
-use super::Tensor;
 use super::matrix::Reader;
-use super::plan::pattern;
+use super::model::Tensor;
+use super::names::pattern;
 use crate::dtype::Dtype;
 use crate::error::Result;
 use rayon::prelude::*;
@@ -15,53 +15,46 @@ const COMPARED: usize = 1 << 16;
 pub struct Group {
     /// Their names, with a star for every number.
     pub name: String,
-    /// The type they were written in.
+    /// Their type.
     pub dtype: Dtype,
-    /// How many they are.
+    /// Their number.
     pub tensors: usize,
-    /// How many weights they have together.
+    /// Their weights, all together.
     pub weights: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
     /// Whether they are matrices.
     pub matrices: bool,
-    /// Σ (weight − what is read back)².
-    lost: f64,
+    loss: Loss,
+}
+
+/// The difference between weights and their decoded payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Loss {
+    /// Σ (weight − decoded)².
+    error: f64,
     /// Σ weight².
-    whole: f64,
+    square: f64,
 }
 
 impl Group {
-    /// Bits a weight takes, scales and tables included.
+    /// Bits per weight, scales and tables included.
     pub fn bits_per_weight(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.weights as f64
     }
 
-    /// ‖w − ŵ‖ / ‖w‖ against the source's values; 0 where all are zero.
+    /// ‖w − ŵ‖ / ‖w‖ against the source's values; 0 if all are zero or were copied.
     pub fn relative_error(&self) -> f64 {
-        if self.whole > 0.0 {
-            (self.lost / self.whole).sqrt()
+        if self.loss.square > 0.0 {
+            (self.loss.error / self.loss.square).sqrt()
         } else {
             0.0
         }
     }
 }
 
-/// Adds a tensor that was written as `payload` to its group. `source` is `None` where the payload was taken over.
-///
-/// Errors: those of the reader, and of a payload that cannot be read back.
-pub(super) fn add(
-    groups: &mut Vec<Group>,
-    tensor: &Tensor,
-    dtype: Dtype,
-    payload: &[u8],
-    source: Option<&Reader>,
-) -> Result<()> {
-    let (rows, cols) = tensor.data.rows_cols();
-    let (lost, whole) = match source {
-        Some(source) => compare(dtype, payload, rows, cols, source)?,
-        None => (0.0, 0.0),
-    };
+/// Adds a tensor that was written in `bytes` to its group.
+pub(super) fn add(groups: &mut Vec<Group>, tensor: &Tensor, dtype: Dtype, bytes: usize, loss: Loss) {
     let name = pattern(&tensor.name);
     let found = groups
         .iter()
@@ -74,43 +67,51 @@ pub(super) fn add(
             weights: 0,
             bytes: 0,
             matrices: tensor.data.shape.len() > 1,
-            lost: 0.0,
-            whole: 0.0,
+            loss: Loss::default(),
         });
         groups.len() - 1
     });
+    let (rows, cols) = tensor.data.rows_cols();
     let group = &mut groups[index];
     group.tensors += 1;
     group.weights += rows as u64 * cols as u64;
-    group.bytes += payload.len() as u64;
-    group.lost += lost;
-    group.whole += whole;
-    Ok(())
+    group.bytes += bytes as u64;
+    group.loss.add(loss);
 }
 
-/// Σ (weight − decoded)² and Σ weight², the same sums whatever the number of threads.
-fn compare(dtype: Dtype, payload: &[u8], rows: usize, cols: usize, source: &Reader) -> Result<(f64, f64)> {
-    let decoder = dtype.decoder(payload, rows, cols)?;
-    let step = (COMPARED / cols.max(1)).max(1);
-    let firsts: Vec<usize> = (0..rows).step_by(step).collect();
-    let sums = firsts.into_par_iter().map(|first| {
-        let count = step.min(rows - first);
-        let mut wanted = vec![0f32; count * cols];
-        source(first, &mut wanted)?;
-        let mut found = vec![0f32; cols];
-        let (mut lost, mut whole) = (0.0, 0.0);
-        for (row, wanted) in wanted.chunks_exact(cols.max(1)).enumerate() {
-            decoder.row(first + row, &mut found);
-            for (&wanted, &found) in wanted.iter().zip(&found) {
-                lost += (f64::from(wanted) - f64::from(found)).powi(2);
-                whole += f64::from(wanted).powi(2);
+impl Loss {
+    fn add(&mut self, other: Loss) {
+        self.error += other.error;
+        self.square += other.square;
+    }
+
+    /// The loss of a `rows` × `cols` payload. The sums do not depend on the number of threads.
+    ///
+    /// Errors: those of the reader, and of a payload that cannot be decoded.
+    pub fn of(dtype: Dtype, payload: &[u8], (rows, cols): (usize, usize), source: &Reader) -> Result<Loss> {
+        let decoder = dtype.decoder(payload, rows, cols)?;
+        let step = (COMPARED / cols.max(1)).max(1);
+        let firsts: Vec<usize> = (0..rows).step_by(step).collect();
+        let blocks = firsts.into_par_iter().map(|first| {
+            let count = step.min(rows - first);
+            let mut wanted = vec![0f32; count * cols];
+            source(first, &mut wanted)?;
+            let mut found = vec![0f32; cols];
+            let mut loss = Loss::default();
+            for (row, wanted) in wanted.chunks_exact(cols.max(1)).enumerate() {
+                decoder.row(first + row, &mut found);
+                for (&wanted, &found) in wanted.iter().zip(&found) {
+                    loss.error += (f64::from(wanted) - f64::from(found)).powi(2);
+                    loss.square += f64::from(wanted).powi(2);
+                }
             }
+            Ok(loss)
+        });
+        let blocks: Vec<Result<Loss>> = blocks.collect();
+        let mut sum = Loss::default();
+        for block in blocks {
+            sum.add(block?);
         }
-        Ok((lost, whole))
-    });
-    let sums: Vec<Result<(f64, f64)>> = sums.collect();
-    sums.into_iter().try_fold((0.0, 0.0), |(lost, whole), sum| {
-        let (more_lost, more) = sum?;
-        Ok((lost + more_lost, whole + more))
-    })
+        Ok(sum)
+    }
 }

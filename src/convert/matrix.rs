@@ -1,16 +1,22 @@
-//! A source tensor as rows of f32, whatever it is stored as.
+//! A tensor of a source, in any encoding and order, readable as rows of f32.
 //!
-//! Reads from a map, a few rows at a time and from several threads. Knows encodings, not names.
+//! Reads from a mapped file, a few rows at a time and from several threads. Knows encodings, not names.
 
-use crate::container::gguf::BlockType;
-use crate::container::safetensors::Float;
-use crate::container::{Container, MappedFile, TensorId, TensorInfo, Tensors, hash64};
+use super::order::{StackedProjections, TiledHeads, interleaved};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, bail};
+use crate::format::cmf::CmfContainer;
+use crate::format::gguf::BlockType;
+use crate::format::safetensors::Float;
+use crate::format::{MappedFile, TensorId, hash64};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Values compared at a time.
 const COMPARED: usize = 1 << 18;
+
+/// Source tensors by the container's name.
+pub(super) type Found<'a> = HashMap<String, Matrix<'a>>;
 
 /// How a tensor's bytes encode its values.
 #[derive(Clone, Copy, Debug)]
@@ -20,95 +26,42 @@ pub(super) enum Encoding {
     Container(Dtype),
 }
 
-/// Whose pages the bytes are.
+/// The mapping that the bytes belong to.
 #[derive(Clone)]
 enum Origin<'a> {
     File(&'a MappedFile, Range<usize>),
-    Container(&'a Container, TensorId),
+    Container(&'a CmfContainer, TensorId),
 }
 
-/// Heads that share a key head lie apart in the source: first the first of every key head, then the second of each, and so
-/// on, where they belong side by side.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tiles {
-    /// What lies before the heads and stays.
-    pub first: usize,
-    pub key_heads: usize,
-    pub heads: usize,
-    /// Rows or columns of a head.
-    pub width: usize,
+/// The order of rows (of a vector: elements) in the source.
+enum RowOrder<'a> {
+    /// That of the container.
+    Same,
+    /// Heads of this many rows, whose two halves are interleaved.
+    Interleaved(usize),
+    /// Tiled heads.
+    Tiled(TiledHeads),
+    /// Projections one after another; the last rows are another tensor of the source.
+    Stacked(Box<Stacked<'a>>),
 }
 
-impl Tiles {
-    /// Errors: `UnsupportedModel` when `length` rows or columns are not these heads.
-    fn check(&self, length: u64) -> Result<()> {
-        let Tiles {
-            first,
-            key_heads,
-            heads,
-            width,
-        } = *self;
-        let all = heads.checked_mul(width).and_then(|all| all.checked_add(first));
-        let fits = all.is_some_and(|all| all as u64 == length);
-        if !fits || key_heads == 0 || width == 0 || !heads.is_multiple_of(key_heads) {
-            bail!(
-                UnsupportedModel,
-                "{length} rows or columns are not {first} and {heads} heads of {width} that share {key_heads} key heads"
-            );
-        }
-        Ok(())
-    }
-
-    /// Where the source has what belongs at `index`.
-    fn source(&self, index: usize) -> usize {
-        let Some(from_first) = index.checked_sub(self.first) else {
-            return index;
-        };
-        let (head, within) = (from_first / self.width, from_first % self.width);
-        let sharing = self.heads / self.key_heads;
-        let tiled = head % sharing * self.key_heads + head / sharing;
-        self.first + tiled * self.width + within
-    }
+/// The second tensor of stacked projections.
+struct Stacked<'a> {
+    lower: Matrix<'a>,
+    /// Rows of the first tensor.
+    upper_rows: usize,
+    projections: StackedProjections,
 }
 
-/// Parts that lie one after another in the source, each of all heads, where the parts of a head belong together.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Deal {
-    pub heads: usize,
-    /// Rows of a head in each part, in the order in which the parts lie and the head has them.
-    pub widths: [usize; 4],
-}
-
-impl Deal {
-    /// Rows of one head, `None` for more than there can be.
-    fn head(&self) -> Option<usize> {
-        self.widths
-            .iter()
-            .try_fold(0usize, |sum, &width| sum.checked_add(width))
-    }
-
-    /// Where the source has what belongs at `index`. The caller has checked that the heads are as many rows as there are.
-    fn source(&self, index: usize) -> usize {
-        let head_rows = self.head().unwrap_or(0).max(1);
-        let (head, mut within) = (index / head_rows, index % head_rows);
-        let mut before = 0;
-        for width in self.widths {
-            if within < width {
-                return before * self.heads + head * width + within;
-            }
-            within -= width;
-            before += width;
-        }
-        index
-    }
-}
-
-/// What lies below a matrix's own rows, and how both are dealt out.
-struct Below<'a> {
-    matrix: Matrix<'a>,
-    /// Rows above it.
-    above: usize,
-    deal: Deal,
+/// The function that the source has applied to every value.
+#[derive(Clone, Copy)]
+enum Applied {
+    /// None.
+    Identity,
+    /// v + this.
+    Plus(f32),
+    /// -exp(v).
+    NegativeExponential,
 }
 
 /// One tensor of a source.
@@ -116,22 +69,14 @@ pub(super) struct Matrix<'a> {
     /// Row-major shape.
     pub shape: Vec<u64>,
     bytes: &'a [u8],
-    /// The error is that of a type which cannot be read; it counts once the tensor is needed.
+    /// An error means that the type cannot be read. It is reported when the tensor is used.
     encoding: Result<Encoding>,
-    /// The checksum that the source holds for the bytes.
+    /// The source's checksum of the bytes.
     hash: Option<u64>,
-    /// Rows come in heads of this many, whose two halves are interleaved in the source.
-    interleaved: Option<usize>,
-    /// Rows that come in another order of heads.
-    tiled_rows: Option<Tiles>,
-    /// Columns that do.
-    tiled_cols: Option<Tiles>,
-    /// What the source has added to every value.
-    excess: f32,
-    /// The source holds -exp(v) of every value v.
-    negative_exponentials: bool,
-    /// More rows, from another tensor of the source.
-    below: Option<Box<Below<'a>>>,
+    rows: RowOrder<'a>,
+    /// Heads in tiled order along the columns.
+    tiled_cols: Option<TiledHeads>,
+    applied: Applied,
     origin: Origin<'a>,
 }
 
@@ -139,7 +84,20 @@ pub(super) struct Matrix<'a> {
 pub(super) type Reader<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + Sync + 'a>;
 
 impl<'a> Matrix<'a> {
-    /// The tensor in `range` of a file. Errors: `Bounds` when the range is not inside.
+    fn new(shape: Vec<u64>, bytes: &'a [u8], encoding: Result<Encoding>, origin: Origin<'a>) -> Matrix<'a> {
+        Matrix {
+            shape,
+            bytes,
+            encoding,
+            hash: None,
+            rows: RowOrder::Same,
+            tiled_cols: None,
+            applied: Applied::Identity,
+            origin,
+        }
+    }
+
+    /// The tensor in `range` of a file. Errors: `Bounds` when the range reaches past the end.
     pub fn in_file(
         shape: Vec<u64>,
         file: &'a MappedFile,
@@ -147,119 +105,112 @@ impl<'a> Matrix<'a> {
         encoding: Result<Encoding>,
     ) -> Result<Matrix<'a>> {
         file.check_length()?;
-        let Some(bytes) = file.bytes().get(range.clone()) else {
-            bail!(Bounds, "{}: bytes {range:?} lie past the end", file.path().display());
-        };
-        Ok(Matrix {
-            shape,
-            bytes,
-            encoding,
-            hash: None,
-            interleaved: None,
-            tiled_rows: None,
-            tiled_cols: None,
-            excess: 0.0,
-            negative_exponentials: false,
-            below: None,
-            origin: Origin::File(file, range),
-        })
+        match file.bytes().get(range.clone()) {
+            Some(bytes) => Ok(Matrix::new(shape, bytes, encoding, Origin::File(file, range))),
+            None => bail!(Bounds, "{}: bytes {range:?} lie past the end", file.path().display()),
+        }
     }
 
     /// A tensor of a container.
-    pub fn in_container(container: &'a Container, id: TensorId, info: &TensorInfo) -> Result<Matrix<'a>> {
+    pub fn in_container(container: &'a CmfContainer, id: TensorId) -> Result<Matrix<'a>> {
+        let bytes = container.bytes(id)?;
+        let info = &container.infos()[id];
+        let encoding = Ok(Encoding::Container(info.dtype));
+        let origin = Origin::Container(container, id);
+        let matrix = Matrix::new(info.shape.clone(), bytes, encoding, origin);
         Ok(Matrix {
-            shape: info.shape.clone(),
-            bytes: container.bytes(id)?,
-            encoding: Ok(Encoding::Container(info.dtype)),
-            hash: Some(info.hash),
-            interleaved: None,
-            tiled_rows: None,
-            tiled_cols: None,
-            excess: 0.0,
-            negative_exponentials: false,
-            below: None,
-            origin: Origin::Container(container, id),
+            hash: Some(container.payloads()[id].hash),
+            ..matrix
         })
     }
 
-    /// The same tensor, whose rows (of a vector: elements) come in heads of `head_dim` with interleaved halves: the source
-    /// has at 2j and 2j+1 of a head what belongs at j and j + head_dim/2.
+    /// The same tensor, whose rows (of a vector: elements) are heads of `head_dim` with interleaved halves: the source has
+    /// rows j and j + head_dim/2 of a head at 2j and 2j+1.
+    ///
+    /// Errors: `UnsupportedModel` when the rows are not whole heads.
     pub fn interleaved(mut self, head_dim: usize) -> Result<Matrix<'a>> {
         let rotating = self.shape.first().copied().unwrap_or(0);
         if head_dim == 0 || !head_dim.is_multiple_of(2) || !rotating.is_multiple_of(head_dim as u64) {
             bail!(UnsupportedModel, "{rotating} rows are not whole heads of {head_dim}");
         }
-        self.interleaved = Some(head_dim);
+        self.rows = RowOrder::Interleaved(head_dim);
         Ok(self)
     }
 
     /// The same tensor, to every value of which the source has added `excess`.
     pub fn less(mut self, excess: f32) -> Matrix<'a> {
-        self.excess = excess;
+        self.applied = Applied::Plus(excess);
         self
     }
 
-    /// The same tensor, whose rows (of a vector: elements) come in another order of heads.
-    pub fn tiled_rows(mut self, tiles: Tiles) -> Result<Matrix<'a>> {
-        tiles.check(self.shape.first().copied().unwrap_or(0))?;
-        self.tiled_rows = Some(tiles);
-        Ok(self)
-    }
-
-    /// The same tensor, whose columns come in another order of heads.
-    pub fn tiled_cols(mut self, tiles: Tiles) -> Result<Matrix<'a>> {
-        tiles.check(self.shape.last().copied().unwrap_or(0))?;
-        self.tiled_cols = Some(tiles);
-        Ok(self)
-    }
-
-    /// The same tensor, of every value v of which the source holds -exp(v).
+    /// The same tensor, of whose values v the source holds -exp(v).
     pub fn negative_exponentials(mut self) -> Matrix<'a> {
-        self.negative_exponentials = true;
+        self.applied = Applied::NegativeExponential;
         self
     }
 
-    /// The rows of this matrix and of `below`, which lies below it, dealt out to heads.
+    /// The same tensor, whose rows (of a vector: elements) are tiled heads. Errors: `UnsupportedModel` when they are not.
+    pub fn tiled_rows(mut self, heads: TiledHeads) -> Result<Matrix<'a>> {
+        heads.check(self.shape.first().copied().unwrap_or(0))?;
+        self.rows = RowOrder::Tiled(heads);
+        Ok(self)
+    }
+
+    /// The same tensor, whose columns are tiled heads. Errors: `UnsupportedModel` when they are not.
+    pub fn tiled_cols(mut self, heads: TiledHeads) -> Result<Matrix<'a>> {
+        heads.check(self.shape.last().copied().unwrap_or(0))?;
+        self.tiled_cols = Some(heads);
+        Ok(self)
+    }
+
+    /// The rows of this matrix, then those of `lower`, which together are stacked projections.
     ///
-    /// Errors: `UnsupportedModel` when the rows of both are not these heads, or are not equally long.
-    pub fn dealt(mut self, below: Matrix<'a>, deal: Deal) -> Result<Matrix<'a>> {
-        let ([above, cols], [more, other]) = (&self.shape[..], &below.shape[..]) else {
-            bail!(UnsupportedModel, "only matrices are put together");
+    /// Errors: `UnsupportedModel` when the rows of both are not these heads, or differ in length.
+    pub fn stacked(mut self, lower: Matrix<'a>, projections: StackedProjections) -> Result<Matrix<'a>> {
+        let ([upper_rows, cols], [lower_rows, lower_cols]) = (&self.shape[..], &lower.shape[..]) else {
+            bail!(
+                UnsupportedModel,
+                "wanted two matrices to stack, found shapes {:?} and {:?}",
+                self.shape,
+                lower.shape
+            );
         };
-        let all = deal.head().and_then(|head| head.checked_mul(deal.heads));
-        let sum = above.checked_add(*more);
-        if cols != other || all.is_none_or(|all| sum != Some(all as u64)) {
+        let (upper_rows, cols) = (*upper_rows, *cols);
+        let rows = upper_rows.checked_add(*lower_rows);
+        if cols != *lower_cols || rows.is_none() || rows != projections.rows().map(|rows| rows as u64) {
             bail!(
                 UnsupportedModel,
                 "{:?} and {:?} are not {} heads of {:?} rows",
                 self.shape,
-                below.shape,
-                deal.heads,
-                deal.widths
+                lower.shape,
+                projections.heads,
+                projections.widths
             );
         }
-        let (above, cols) = (*above as usize, *cols);
-        self.shape = vec![all.unwrap_or(0) as u64, cols];
-        self.below = Some(Box::new(Below {
-            matrix: below,
-            above,
-            deal,
+        self.shape = vec![rows.unwrap_or(0), cols];
+        self.rows = RowOrder::Stacked(Box::new(Stacked {
+            lower,
+            upper_rows: upper_rows as usize,
+            projections,
         }));
         Ok(self)
     }
 
-    /// `rows` rows from row `first` on, as a matrix of their own; of more dimensions all but the last count as rows.
+    /// A vector as a matrix of one row; matrices are unchanged.
+    pub fn one_row(mut self) -> Matrix<'a> {
+        if self.shape.len() == 1 {
+            self.shape.insert(0, 1);
+        }
+        self
+    }
+
+    /// `rows` rows from row `first` on, as a matrix of their own. All dimensions but the last count as rows.
     ///
-    /// Errors: `Bounds` when there are not so many, `UnsupportedTensorType` for an encoding whose rows are not side by side.
+    /// Errors: `Bounds` when there are not so many, `UnsupportedTensorType` for a tensor whose rows cannot be separated.
     pub fn rows(&self, first: usize, rows: usize) -> Result<Matrix<'a>> {
-        let reordered = [
-            self.tiled_rows.is_some(),
-            self.tiled_cols.is_some(),
-            self.interleaved.is_some(),
-            self.below.is_some(),
-        ];
-        if reordered.contains(&true) || self.negative_exponentials {
-            bail!(UnsupportedTensorType, "a tensor in another order is not taken apart");
+        let in_order = matches!(self.rows, RowOrder::Same) && self.tiled_cols.is_none();
+        if !in_order || matches!(self.applied, Applied::NegativeExponential) {
+            bail!(UnsupportedTensorType, "rows of a reordered tensor cannot be separated");
         }
         let (all, cols) = self.rows_cols();
         let row_bytes = match self.encoding.clone()? {
@@ -268,10 +219,13 @@ impl<'a> Matrix<'a> {
                 let (weights, size) = kind.block();
                 (cols / weights).checked_mul(size)
             }
-            Encoding::Container(dtype) => bail!(UnsupportedTensorType, "rows of {} are not taken apart", dtype.name()),
+            Encoding::Container(dtype) => bail!(UnsupportedTensorType, "rows of {} cannot be separated", dtype.name()),
         };
         let Origin::File(file, range) = &self.origin else {
-            bail!(UnsupportedTensorType, "a container's tensors are not taken apart")
+            bail!(
+                UnsupportedTensorType,
+                "rows of a container's tensor cannot be separated"
+            )
         };
         let end = first.checked_add(rows).filter(|&end| end <= all);
         let bytes = end.zip(row_bytes).and_then(|(end, row_bytes)| {
@@ -281,12 +235,14 @@ impl<'a> Matrix<'a> {
         let Some(bytes) = bytes.filter(|bytes| bytes.end <= range.end) else {
             return Err(past(first));
         };
-        let mut part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.encoding.clone())?;
-        part.excess = self.excess;
-        Ok(part)
+        let part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.encoding.clone())?;
+        Ok(Matrix {
+            applied: self.applied,
+            ..part
+        })
     }
 
-    /// Errors: `HashMismatch` when the source has a checksum and the bytes are not those it was made of.
+    /// Errors: `HashMismatch` when the bytes do not have the source's checksum, if it has one.
     pub fn intact(&self) -> Result<()> {
         let Some(stored) = self.hash else { return Ok(()) };
         let found = hash64(self.bytes);
@@ -298,28 +254,28 @@ impl<'a> Matrix<'a> {
 
     /// Errors: that of a type which cannot be read.
     pub fn readable(&self) -> Result<()> {
-        if let Some(below) = &self.below {
-            below.matrix.readable()?;
+        if let RowOrder::Stacked(stacked) = &self.rows {
+            stacked.lower.readable()?;
         }
         self.encoding.clone().map(|_| ())
     }
 
-    /// As a matrix: a vector is one row, the last of more dimensions is the row.
+    /// Rows and columns: a vector is one row, of more dimensions all but the last count as rows.
     pub fn rows_cols(&self) -> (usize, usize) {
         let cols = self.shape.last().copied().unwrap_or(0) as usize;
         let rows = self.shape.iter().rev().skip(1).product::<u64>() as usize;
         (rows, cols)
     }
 
-    /// The bytes, when they are a payload of `dtype` already.
+    /// The bytes, if they are a payload of `dtype` already.
     pub fn stored_as(&self, dtype: Dtype) -> Option<&'a [u8]> {
         matches!(self.encoding, Ok(Encoding::Container(stored)) if stored == dtype).then_some(self.bytes)
     }
 
-    /// Says that the bytes are not needed any more.
+    /// Gives the mapped pages back: the bytes are not needed any more.
     pub fn release(&self) {
-        if let Some(below) = &self.below {
-            below.matrix.release();
+        if let RowOrder::Stacked(stacked) = &self.rows {
+            stacked.lower.release();
         }
         match &self.origin {
             Origin::File(file, range) => file.release(range.start, range.len()),
@@ -327,82 +283,60 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// A reader of rows. Errors, also those of the reader: `Bounds` when bytes and shape do not fit, `Parse` for a payload
-    /// that is no good.
+    /// A reader of rows in the container's order. Errors, also those of the reader: `Bounds` when bytes and shape do not fit,
+    /// `Parse` for a malformed payload.
     pub fn reader(&self) -> Result<Reader<'a>> {
         let (rows, cols) = self.rows_cols();
-        let plain = self.plain_reader(rows, cols)?;
-        let excess = self.excess;
-        let plain: Reader = match excess == 0.0 {
-            true => plain,
-            false => Box::new(move |first, out| {
-                plain(first, out)?;
-                out.iter_mut().for_each(|value| *value -= excess);
-                Ok(())
-            }),
+        let stored = undo(self.stored_reader(rows, cols)?, self.applied);
+        let stored = match self.tiled_cols {
+            Some(heads) => in_col_order(stored, cols, heads),
+            None => stored,
         };
-        let plain: Reader = match self.negative_exponentials {
-            false => plain,
-            true => Box::new(move |first, out| {
-                plain(first, out)?;
-                out.iter_mut().for_each(|value| *value = (-*value).ln());
-                Ok(())
-            }),
-        };
-        let plain: Reader = match self.tiled_cols {
-            None => plain,
-            Some(tiles) => Box::new(move |first, out| {
-                plain(first, out)?;
-                let mut row = vec![0.0; cols];
-                for out in out.chunks_exact_mut(cols.max(1)) {
-                    row.copy_from_slice(out);
-                    for (index, value) in out.iter_mut().enumerate() {
-                        let source = tiles.source(index);
-                        *value = row.get(source).copied().ok_or_else(|| past(source))?;
-                    }
-                }
-                Ok(())
-            }),
-        };
-        if let Some(below) = &self.below {
-            let (more, above, deal) = (below.matrix.reader()?, below.above, below.deal);
-            return Ok(Box::new(move |first, out| {
-                let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
-                rows.try_for_each(|(row, out)| {
-                    let source = deal.source(first + row);
-                    match source.checked_sub(above) {
-                        None => plain(source, out),
-                        Some(source) => more(source, out),
-                    }
-                })
-            }));
+        match &self.rows {
+            RowOrder::Same => Ok(stored),
+            RowOrder::Interleaved(head_dim) => {
+                let head_dim = *head_dim;
+                Ok(self.in_row_order(stored, move |index| interleaved(index, head_dim)))
+            }
+            RowOrder::Tiled(heads) => {
+                let heads = *heads;
+                Ok(self.in_row_order(stored, move |index| heads.source(index)))
+            }
+            RowOrder::Stacked(stacked) => {
+                let (lower, upper_rows, projections) =
+                    (stacked.lower.reader()?, stacked.upper_rows, stacked.projections);
+                Ok(Box::new(move |first, out| {
+                    let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
+                    rows.try_for_each(|(row, out)| {
+                        let source = projections.source(first + row);
+                        match source.checked_sub(upper_rows) {
+                            None => stored(source, out),
+                            Some(source) => lower(source, out),
+                        }
+                    })
+                }))
+            }
         }
-        let source: Box<dyn Fn(usize) -> usize + Sync> = match (self.interleaved, self.tiled_rows) {
-            (None, None) => return Ok(plain),
-            (None, Some(tiles)) => Box::new(move |index| tiles.source(index)),
-            (Some(head_dim), _) => Box::new(move |index| {
-                let (head, within) = (index / head_dim, index % head_dim);
-                let (half, j) = (within / (head_dim / 2), within % (head_dim / 2));
-                head * head_dim + 2 * j + half
-            }),
-        };
-        if self.shape.len() == 1 {
-            return Ok(Box::new(move |first, out| {
-                let mut values = vec![0.0; out.len()];
-                plain(first, &mut values)?;
-                for (index, value) in out.iter_mut().enumerate() {
-                    *value = values.get(source(index)).copied().ok_or_else(|| past(source(index)))?;
-                }
-                Ok(())
-            }));
-        }
-        Ok(Box::new(move |first, out| {
-            let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
-            rows.try_for_each(|(row, out)| plain(source(first + row), out))
-        }))
     }
 
-    fn plain_reader(&self, rows: usize, cols: usize) -> Result<Reader<'a>> {
+    /// `stored` with row `source(index)` at each index; of a vector, whose row is read as a whole, with that element.
+    fn in_row_order(&self, stored: Reader<'a>, source: impl Fn(usize) -> usize + Sync + 'a) -> Reader<'a> {
+        let (_, cols) = self.rows_cols();
+        if self.shape.len() == 1 {
+            return Box::new(move |first, out| {
+                let mut values = vec![0.0; out.len()];
+                stored(first, &mut values)?;
+                permute(&values, out, &source)
+            });
+        }
+        Box::new(move |first, out| {
+            let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
+            rows.try_for_each(|(row, out)| stored(source(first + row), out))
+        })
+    }
+
+    /// A reader of the values and the order that the source holds.
+    fn stored_reader(&self, rows: usize, cols: usize) -> Result<Reader<'a>> {
         let bytes = self.bytes;
         match self.encoding.clone()? {
             Encoding::Float(float) => Ok(Box::new(move |first, out| {
@@ -453,11 +387,47 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// Reads the values before the source applied its function.
+fn undo(stored: Reader, applied: Applied) -> Reader {
+    match applied {
+        Applied::Identity => stored,
+        Applied::Plus(excess) => Box::new(move |first, out| {
+            stored(first, out)?;
+            out.iter_mut().for_each(|value| *value -= excess);
+            Ok(())
+        }),
+        Applied::NegativeExponential => Box::new(move |first, out| {
+            stored(first, out)?;
+            out.iter_mut().for_each(|value| *value = (-*value).ln());
+            Ok(())
+        }),
+    }
+}
+
+fn in_col_order(stored: Reader, cols: usize, heads: TiledHeads) -> Reader {
+    Box::new(move |first, out| {
+        stored(first, out)?;
+        let mut row = vec![0.0; cols];
+        let mut rows = out.chunks_exact_mut(cols.max(1));
+        rows.try_for_each(|out| {
+            row.copy_from_slice(out);
+            permute(&row, out, |index| heads.source(index))
+        })
+    })
+}
+
+fn permute(values: &[f32], out: &mut [f32], source: impl Fn(usize) -> usize) -> Result<()> {
+    for (index, value) in out.iter_mut().enumerate() {
+        *value = *values.get(source(index)).ok_or_else(|| past(source(index)))?;
+    }
+    Ok(())
+}
+
 fn past(row: usize) -> Error {
     Error::new(Kind::Bounds, format!("row {row} lies past the end of the tensor"))
 }
 
-/// `count` units of `size` bytes from unit `first` on.
+/// `count` items of `size` bytes from item `first` on.
 fn slice(bytes: &[u8], first: usize, count: usize, size: usize) -> Result<&[u8]> {
     let start = first.checked_mul(size);
     let end = start
@@ -468,7 +438,7 @@ fn slice(bytes: &[u8], first: usize, count: usize, size: usize) -> Result<&[u8]>
         Error::new(
             Kind::Bounds,
             format!(
-                "{count} × {size} bytes from unit {first} on lie past {} bytes",
+                "{count} × {size} bytes from item {first} on lie past {} bytes",
                 bytes.len()
             ),
         )

@@ -1,14 +1,15 @@
-//! The file that a conversion writes, or the files.
+//! The file or the files that a conversion writes.
 
-use super::Target;
-use crate::container::{Parts, Sections, SplitWriter, TensorSpec, Writer, not_the_output};
+use super::options::Target;
 use crate::dtype::Size;
 use crate::error::Result;
+use crate::format::cmf::{CmfWriter, Sections, SplitFiles, SplitWriter};
+use crate::format::{TensorSpec, not_the_output};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 impl Target<'_> {
-    /// The same place, which replaces none of the files that are read. Errors: `Usage` when it would.
+    /// The same target, after a check that it replaces none of the files that are read. Errors: `Usage` if it would.
     pub(super) fn keeping<'f>(self, files: impl Iterator<Item = &'f Path>) -> Result<Self> {
         Ok(match self {
             Target::One(out) => {
@@ -25,7 +26,7 @@ impl Target<'_> {
 
 /// Takes payloads in order.
 pub(super) enum Output {
-    One(PathBuf, Box<Writer>),
+    One(PathBuf, Box<CmfWriter>),
     Several(Box<SplitWriter>),
 }
 
@@ -40,7 +41,7 @@ impl Output {
     ) -> Result<Output> {
         Ok(match target {
             Target::One(out) => {
-                let mut writer = Writer::create(out, header, specs, sections)?;
+                let mut writer = CmfWriter::create(out, header, specs, sections)?;
                 if by_pass {
                     writer = writer.with_loop_masks()?;
                 }
@@ -69,9 +70,9 @@ impl Output {
         }
     }
 
-    pub fn finish(self) -> Result<Parts> {
+    pub fn finish(self) -> Result<SplitFiles> {
         match self {
-            Output::One(path, writer) => Ok(Parts {
+            Output::One(path, writer) => Ok(SplitFiles {
                 bytes: writer.finish()?,
                 paths: vec![path],
                 larger: 0,

@@ -1,23 +1,25 @@
 //! A container as a source: the same model with other types.
 //!
-//! Header, tokenizer and masks are carried over as they are. Knows no family.
+//! Header, tokenizer and masks are copied. Knows no family.
 
-use super::{Masks, Matrix, Model, Tensor};
-use crate::container::{Container, TensorInfo, Tensors, hash64};
+use super::matrix::Matrix;
+use super::model::{Masks, Model, Tensor};
 use crate::error::{Result, bail};
+use crate::format::cmf::CmfContainer;
+use crate::format::{TensorInfo, hash64};
 use std::borrow::Cow;
 use std::path::Path;
 
-/// Members of the header that describe the old file and not the model.
+/// Members of the header that describe the file and not the model.
 const OWN: [&str; 4] = ["format", "version", "section_hashes", "shard"];
 
 /// An open container.
-pub(super) struct Source(Container);
+pub(super) struct Source(CmfContainer);
 
 impl Source {
     /// Opens and checks a file, or all shards of a model.
     pub fn open(path: &Path) -> Result<Source> {
-        Container::open(path).map(Source)
+        CmfContainer::open(path).map(Source)
     }
 
     /// The files that are read.
@@ -25,13 +27,13 @@ impl Source {
         self.0.shard_paths().iter().map(|path| path.as_path())
     }
 
-    /// Reads what the container describes. Errors: `SkillFile` for a file that is no model.
+    /// The model in the container. Errors: `SkillFile` for a file that holds a skill; `HashMismatch` for damaged sections.
     pub fn model(&self) -> Result<Model<'_>> {
         let Source(container) = self;
         if container.is_skill_file() {
             bail!(
                 SkillFile,
-                "a skill file holds replacements and no model; apply it to its base first"
+                "the file holds a skill, which is not a whole model; apply it to its base model first"
             );
         }
         let mut header = container.header_json().clone();
@@ -46,7 +48,7 @@ impl Source {
         let tensor = |(id, info): (usize, &TensorInfo)| {
             Ok(Tensor {
                 name: info.name.clone(),
-                data: Matrix::in_container(container, id, info)?,
+                data: Matrix::in_container(container, id)?,
             })
         };
         let tensors = container
@@ -69,7 +71,7 @@ impl Source {
     }
 }
 
-/// What is carried over must be what was written: a new checksum over damage would hide it.
+/// Checks a section that is copied, because its new checksum would hide damage.
 fn intact(name: &str, section: Option<&[u8]>, stored: Option<u64>) -> Result<()> {
     let (Some(section), Some(stored)) = (section, stored) else {
         return Ok(());

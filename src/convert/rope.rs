@@ -1,11 +1,11 @@
-//! Rotary scaling: from the schemes models are published with to the container's two forms, divisors and YaRN.
+//! Rotary scaling: from the schemes of published models to the container's two forms, divisors and YaRN.
 //!
-//! Knows numbers only; the importers find them.
+//! The importers find the numbers.
 
-use crate::container::{Arch, Yarn};
 use crate::error::{Result, bail};
+use crate::format::{Arch, Yarn};
 
-/// Llama-3 scaling: long waves are stretched by `factor`, short ones are left, and those between are blended.
+/// Llama-3 scaling: long wavelengths are multiplied by `factor`, short ones are unchanged, those between are interpolated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Llama3 {
     pub factor: f64,
@@ -61,7 +61,7 @@ pub(super) fn linear(factor: f64, count: usize) -> Result<Vec<f64>> {
     Ok(vec![factor; count])
 }
 
-/// What YaRN multiplies cos and sin with when nothing is said: 0.1·weight·ln(factor) + 1, and 1 for factors up to 1.
+/// YaRN's default factor of cos and sin: 0.1·weight·ln(factor) + 1, and 1 for factors up to 1.
 pub(super) fn yarn_attention(factor: f64, weight: f64) -> f64 {
     if factor <= 1.0 {
         1.0
@@ -70,7 +70,7 @@ pub(super) fn yarn_attention(factor: f64, weight: f64) -> f64 {
     }
 }
 
-/// What LongRoPE multiplies cos and sin with when nothing is said: √(1 + ln(factor)/ln(original)), and 1 for factors up to 1.
+/// LongRoPE's default factor of cos and sin: √(1 + ln(factor)/ln(original)), and 1 for factors up to 1.
 pub(super) fn long_attention(factor: f64, original: f64) -> Result<f64> {
     if !(factor.is_finite() && original > 1.0) {
         bail!(
@@ -85,9 +85,9 @@ pub(super) fn long_attention(factor: f64, original: f64) -> Result<f64> {
     })
 }
 
-/// Describes LongRoPE within its original context: divisors, and a factor of cos and sin that the header has room for in a
-/// YaRN that stretches nothing.
-pub(super) fn long(arch: &mut Arch, short: Vec<f64>, original: usize, attention: f64, notes: &mut Vec<String>) {
+/// Describes LongRoPE within its original context: the short divisors, and the factor of cos and sin, which the header can
+/// only hold in a YaRN that does not scale.
+pub(super) fn set_long(arch: &mut Arch, short: Vec<f64>, original: usize, attention: f64, notes: &mut Vec<String>) {
     arch.rope_freq_factors = Some(short);
     arch.yarn = Some(Yarn {
         factor: 1.0,

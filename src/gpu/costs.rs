@@ -1,51 +1,53 @@
-//! What a device's basic operations cost: reading memory, a dependent dispatch, encoding one, an empty workgroup.
+//! Measures a device's basic operations: reading memory, a dependent dispatch, encoding a dispatch, an empty workgroup.
 
 use super::device::Device;
-use super::memory::buffer;
+use super::memory::create;
 use super::probe::Probe;
 use crate::error::Result;
+use crate::op::Access;
 use std::time::Instant;
 
 const STREAM: &str = include_str!("../../shaders/probe/stream.wgsl");
 const TICK: &str = include_str!("../../shaders/probe/tick.wgsl");
-/// Workgroups of the stream kernel; a test holds it to the shader.
+/// Workgroups of the stream kernel; a test compares it with the shader.
 const STREAM_GROUPS: u32 = 2048;
 /// Dispatches of one measurement.
 const DISPATCHES: u32 = 1000;
 /// Empty workgroups of one measurement.
 const EMPTY_GROUPS: u32 = 60_000;
 
-/// Costs of a device, each the best of several measurements.
+/// Costs of a device, each the lowest of several measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
     /// Bytes that the stream kernel reads in one measurement.
     pub stream_bytes: u64,
-    /// 10⁹ bytes a second that a kernel reads at best.
+    /// Highest rate at which a kernel reads memory, in 10⁹ bytes per second.
     pub stream_gb_s: f64,
-    /// Microseconds of a dispatch that depends on the one before.
+    /// Microseconds of a dispatch that depends on the previous one.
     pub dispatch_us: f64,
     /// Microseconds of host time to encode a dispatch.
     pub encode_us: f64,
     /// Nanoseconds of a workgroup that returns at once.
     pub empty_workgroup_ns: f64,
-    /// Microseconds from a submission to the host's knowing that it is done.
+    /// Microseconds from a submission until the host has seen it finish.
     pub round_trip_us: f64,
 }
 
-/// Measures. Errors: `DeviceError`, `DeviceLost`, `OutOfMemory`.
+/// Measures a device. Errors: `DeviceError`, `DeviceLost`, `OutOfMemory`.
 pub fn costs(device: &Device) -> Result<Costs> {
     let storage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
     let stream_bytes = device.max_binding().min(256 << 20) / 16 * 16;
     let scope = device.scope();
-    let data = buffer(device, "probe.data", stream_bytes, storage);
-    let limit = buffer(device, "probe.limit", 256, storage);
-    let out = buffer(device, "probe.out", u64::from(STREAM_GROUPS) * 4, storage);
+    let data = create(device, "probe.data", stream_bytes, storage);
+    let limit = create(device, "probe.limit", 256, storage);
+    let out = create(device, "probe.out", u64::from(STREAM_GROUPS) * 4, storage);
     scope.finish()?;
     device.queue.write_buffer(&limit, 0, &1u32.to_le_bytes());
-    let stream = Probe::new(device, "probe.stream", STREAM, &[(&data, true), (&out, false)])?;
-    let tick = Probe::new(device, "probe.tick", TICK, &[(&limit, true), (&out, false)])?;
+    let bound = |input| [(input, Access::Read), (&out, Access::Write)];
+    let stream = Probe::new(device, "probe.stream", STREAM, &bound(&data))?;
+    let tick = Probe::new(device, "probe.tick", TICK, &bound(&limit))?;
 
-    // The first of each warms up.
+    // The first round warms up and does not count.
     let best = |probe: &Probe, dispatches: u32, groups: u32| -> Result<(f64, f64)> {
         let mut best = (f64::INFINITY, f64::INFINITY);
         for round in 0..6 {
@@ -70,7 +72,7 @@ pub fn costs(device: &Device) -> Result<Costs> {
     })
 }
 
-/// Seconds of encoding, and from the submission to its end.
+/// Seconds of encoding, and seconds from the submission until it is done.
 fn time(device: &Device, probe: &Probe, dispatches: u32, groups: u32) -> Result<(f64, f64)> {
     let start = Instant::now();
     let commands = probe.encode(dispatches, groups).finish();

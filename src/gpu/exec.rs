@@ -1,326 +1,256 @@
-//! Performs a plan on a device: every buffer, bind group and grid is made once; a token is one pass and one submit.
+//! The executor of a graph on a device. Its buffers, bind groups and pipelines are made once.
 
 use super::device::Device;
-use super::memory::{self, Ring, SegmentBuffer};
+use super::memory::{GraphMemory, READBACK, create};
 use super::pager::Pager;
-use super::probe::read_words;
-use crate::container::{TensorId, Tensors};
-use crate::error::{Result, bail};
-use crate::kernel::Variant;
-use crate::program::{
-    ATTENTION_BLOCK, Bind, BufferId, Counters, Ctl, Executor, Extent, Grid, KvRead, PARAMS_SLOT, Pause, Plan, Program,
-    Ticket, Which,
+use super::upload::{Ring, upload};
+use crate::error::{Error, Kind, Result, bail};
+use crate::graph::{
+    Bind, BufferId, Counters, Graph, PARAMS_SLOT, Program, READBACK_WORDS, Resolved, Selected, Selection, Step,
 };
-use crate::shader::GRID_WIDTH;
+use crate::source::Tensors;
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of the control words that are read back after a run.
-const CTL_BYTES: u64 = size_of::<Ctl>() as u64;
-/// Runs that may be in flight before the first is waited for, plus one.
-const SLOTS: u64 = 3;
+/// Bytes that are read back after a run.
+pub(super) const READBACK_BYTES: u64 = READBACK_WORDS as u64 * 4;
+/// One more than the number of runs that may be submitted before the first one is waited for.
+pub(super) const READBACK_BUFFERS: u64 = 3;
 
-pub(super) struct RealStep {
-    pipeline: Arc<wgpu::ComputePipeline>,
-    bind_group: wgpu::BindGroup,
-    threads: u32,
-    teams: u32,
-    columns: u32,
+/// A step with the objects that its dispatch needs.
+pub(super) struct BoundStep {
+    pub bind_group: wgpu::BindGroup,
+    plain: Arc<wgpu::ComputePipeline>,
+    masked: Option<Arc<wgpu::ComputePipeline>>,
+    pub width: u32,
+    /// Threads of a workgroup.
+    pub threads: u32,
+    /// Teams of a workgroup.
+    pub teams: u32,
 }
 
-/// A plan on a device.
+impl BoundStep {
+    /// The pipeline of the variant that runs.
+    pub fn pipeline(&self, resolved: &Resolved) -> &wgpu::ComputePipeline {
+        match &self.masked {
+            Some(masked) if resolved.masked => masked,
+            _ => &self.plain,
+        }
+    }
+}
+
+/// A graph on a device.
 pub struct GpuExecutor {
     pub(super) device: Arc<Device>,
-    pub(super) plan: Arc<Plan>,
-    pub(super) buffers: Vec<wgpu::Buffer>,
-    pub(super) matrices: Vec<Vec<SegmentBuffer>>,
-    pub(super) vectors: Vec<wgpu::Buffer>,
-    pub(super) programs: Vec<Vec<RealStep>>,
-    /// The steps that run, by program, with their extents.
-    chosen: Vec<Vec<(usize, Grid)>>,
-    /// Weights are half replaced, and no run makes sense.
-    pub(super) torn: bool,
-    slots: Vec<wgpu::Buffer>,
-    in_flight: VecDeque<(u64, wgpu::SubmissionIndex)>,
-    tickets: u64,
+    pub(super) graph: Arc<Graph>,
+    pub(super) selected: Selected,
+    pub(super) memory: GraphMemory,
+    /// The steps of each program.
+    pub(super) programs: Vec<Vec<BoundStep>>,
+    /// Replacing weights failed after some were overwritten, so no run is possible.
+    pub(super) inconsistent: bool,
+    /// The buffers that receive the readback words; runs use them in turn.
+    pub(super) readbacks: Vec<wgpu::Buffer>,
+    pub(super) in_flight: VecDeque<(u64, wgpu::SubmissionIndex)>,
+    pub(super) tickets: u64,
     pub(super) counters: Counters,
-    weight_bytes: [u64; Which::ALL.len()],
-    kv_reads: [Vec<KvRead>; Which::ALL.len()],
+    /// For a graph with paged banks.
     pub(super) pager: Option<Pager>,
 }
 
 impl GpuExecutor {
-    /// Uploads the weights, compiles the kernels and makes every buffer and bind group.
+    /// Uploads the weights, compiles the kernels, and makes every buffer and bind group. Tensors are kept for a graph
+    /// with paged banks only, whose experts are read from them.
     ///
-    /// `progress` is told bytes uploaded and bytes in all. Errors: `OutOfMemory`, `DeviceError`, `DeviceLost`, and what the
-    /// tensors' payloads have wrong with them.
+    /// `progress` gets the bytes uploaded so far and in total. Errors: `OutOfMemory`, `DeviceError`, `DeviceLost`, and
+    /// faults in the tensors' payloads.
     pub fn new(
         device: Arc<Device>,
-        plan: Arc<Plan>,
-        tensors: &dyn Tensors,
+        graph: Arc<Graph>,
+        selection: Arc<Selection>,
+        tensors: Arc<dyn Tensors>,
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<GpuExecutor> {
-        device.check_loops(&plan)?;
-        let steps = plan.planned().iter().flat_map(|program| &program.steps);
-        let mut variants: Vec<Variant> = Vec::new();
-        for variant in steps.map(|step| device.variant(step, plan.kv)) {
-            if !variants.contains(&variant) {
-                variants.push(variant);
-            }
-        }
+        device.check_loops(&graph)?;
         let scope = device.scope();
-        let storage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC;
-        let buffers: Vec<_> = plan
-            .buffers
-            .iter()
-            .map(|b| memory::buffer(&device, &b.label, b.bytes, storage))
-            .collect();
-        let matrices: Vec<_> = plan
-            .matrices
-            .iter()
-            .map(|matrix| memory::allocate(&device, matrix))
-            .collect();
-        let vectors: Vec<_> = plan
-            .vectors
-            .iter()
-            .map(|v| memory::buffer(&device, &v.label, v.padded_len() as u64 * 4, storage))
-            .collect();
+        let memory = GraphMemory::new(&device, &graph);
         scope.finish()?;
-
-        let mut uploaded = 0;
-        let compile = {
-            let device = device.clone();
-            move || device.compile(&variants)
+        let mut counters = Counters {
+            buffers_created: memory.count() as u64 + READBACK_BUFFERS,
+            ..Counters::default()
         };
-        // Drivers compile while the file is read.
-        std::thread::scope(|threads| -> Result<()> {
-            let compiling = threads.spawn(compile);
-            let mut ring = Ring::new(&device)?;
-            let total = plan.weight_bytes();
-            for (vector, to) in plan.vectors.iter().zip(&vectors) {
-                memory::upload_vector(&mut ring, vector, to, tensors)?;
-            }
-            for (buffer, to) in plan.buffers.iter().zip(&buffers) {
-                memory::upload_fill(&mut ring, &buffer.fill, to, tensors)?;
-            }
-            for (matrix, to) in plan.matrices.iter().zip(&matrices) {
-                memory::upload_matrix(&mut ring, matrix, to, tensors)?;
-                progress(ring.uploaded.min(total), total)?;
-            }
-            ring.flush()?;
-            uploaded = ring.uploaded;
-            match compiling.join() {
-                Ok(result) => result,
-                Err(_) => bail!(DeviceError, "the driver's shader compiler crashed"),
-            }
-        })?;
-
+        counters.upload_bytes = upload_and_compile(&device, &graph, &memory, &*tensors, progress)?;
         let scope = device.scope();
+        let readbacks = (0..READBACK_BUFFERS).map(|_| create(&device, "readback", READBACK_BYTES, READBACK));
         let mut executor = GpuExecutor {
-            weight_bytes: Default::default(),
-            kv_reads: Default::default(),
-            device: device.clone(),
-            plan: plan.clone(),
-            buffers,
-            matrices: Vec::new(),
-            vectors: Vec::new(),
+            readbacks: readbacks.collect(),
+            device,
+            graph,
+            selected: Selected::default(),
+            memory,
             programs: Vec::new(),
-            chosen: Vec::new(),
-            torn: false,
-            slots: Vec::new(),
+            inconsistent: false,
             in_flight: VecDeque::new(),
             tickets: 0,
-            counters: Counters::default(),
+            counters,
             pager: None,
         };
-        let read = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
-        executor.slots = (0..SLOTS)
-            .map(|_| memory::buffer(&device, "read.ctl", CTL_BYTES, read))
-            .collect();
-        for program in plan.planned() {
-            let realised = executor.realise(program, &matrices, &vectors)?;
-            executor.programs.push(realised);
-        }
-        executor.choose()?;
+        executor.bind()?;
+        executor.page(tensors)?;
+        executor.apply(&selection)?;
         scope.finish()?;
-        let (pipelines, ms) = device.compile_counters();
-        let count = executor.buffers.len() + vectors.len() + matrices.iter().map(Vec::len).sum::<usize>();
-        let counters = &mut executor.counters;
-        counters.buffers_created += count as u64 + SLOTS;
-        counters.upload_bytes = uploaded;
-        counters.pipelines_compiled = pipelines;
-        counters.pipeline_us = (ms * 1000.0) as u64;
-        counters.gpu_bytes = plan.weight_bytes() + plan.buffer_bytes();
-        (executor.matrices, executor.vectors) = (matrices, vectors);
+        executor.count_pipelines();
         Ok(executor)
     }
 
-    /// Fetches experts from here, for a plan with paged banks.
-    ///
-    /// Errors: what the tables' tensors have wrong with them.
-    pub fn page_from(&mut self, tensors: Arc<dyn Tensors>) -> Result<()> {
-        let (device, plan) = (&self.device, self.plan.clone());
-        let mut pager = Pager::new(device, plan.clone(), self.matrices.clone(), tensors)?;
-        pager.follow(device, &self.buffers, plan, &mut self.counters)?;
-        self.pager = Some(pager);
+    /// Makes the bind groups of all programs, in place of previous ones.
+    pub(super) fn bind(&mut self) -> Result<()> {
+        if self
+            .graph
+            .buffers
+            .get(self.graph.readback)
+            .is_none_or(|buffer| buffer.bytes < READBACK_BYTES)
+        {
+            bail!(
+                Internal,
+                "the readback buffer is missing or has fewer than {READBACK_BYTES} bytes"
+            );
+        }
+        // Free the memory that only the previous graph used before more is allocated.
+        self.programs.clear();
+        for program in &self.graph.programs {
+            let steps = bind_program(&self.device, &self.graph, &self.memory, program)?;
+            self.counters.bind_groups_created += steps.len() as u64;
+            self.counters.buffers_created += u64::from(!steps.is_empty());
+            self.programs.push(steps);
+        }
+        self.counters.gpu_bytes = self.graph.weight_bytes() + self.graph.buffer_bytes();
         Ok(())
     }
 
-    /// The commands of some steps. With paged banks, the steps up to the last pause among them are submitted, and the
-    /// experts that they chose are there.
-    fn advance(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<wgpu::CommandEncoder> {
-        if self.plan.paged.is_empty() {
-            return self.encode(which, steps, extent);
-        }
-        let Some(mut pager) = self.pager.take() else {
-            bail!(Usage, "experts are paged, and nobody said from where");
+    /// Makes the pager, for a graph with paged banks.
+    pub(super) fn page(&mut self, tensors: Arc<dyn Tensors>) -> Result<()> {
+        self.pager = match self.graph.paged.is_empty() {
+            true => None,
+            false => Some(Pager::new(&self.device, self.graph.clone(), tensors)?),
         };
-        let result = self.fetch(&mut pager, which, steps, extent);
-        self.pager = Some(pager);
-        result
+        Ok(())
     }
 
-    fn fetch(
-        &mut self,
-        pager: &mut Pager,
-        which: Which,
-        steps: Range<usize>,
-        extent: Extent,
-    ) -> Result<wgpu::CommandEncoder> {
-        let mut at = steps.start;
-        let here = |pause: &&Pause| steps.contains(&pause.steps.start);
-        let pauses: Vec<Pause> = pager.pauses(which).iter().filter(here).cloned().collect();
-        for pause in pauses {
-            let encoder = self.encode(which, at..pause.steps.start, extent)?;
-            at = pause.steps.start;
-            let wanted = pager.wanted(&self.device, &self.buffers, &pause, encoder)?;
-            self.counters.readback_bytes += pager.count_bytes(&pause);
-            let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
-            if pause.once && rounds > 1 {
-                bail!(Usage, "a token wants more experts at once than there are slots for");
-            }
-            for round in 0..rounds {
-                for (waiting, groups) in pause.banks.iter().zip(&wanted) {
-                    if let Some(members) = groups.get(round) {
-                        pager.hold(&self.device, &self.buffers, waiting.bank, members, &mut self.counters)?;
-                    }
-                }
-                // The last group's steps are those that follow anyway.
-                if round + 1 < rounds {
-                    let encoder = self.encode(which, pause.steps.clone(), extent)?;
-                    self.device.queue.submit([encoder.finish()]);
-                }
-            }
-        }
-        self.encode(which, at..steps.end, extent)
-    }
-
-    pub(super) fn realise(
-        &mut self,
-        program: &Program,
-        matrices: &[Vec<SegmentBuffer>],
-        vectors: &[wgpu::Buffer],
-    ) -> Result<Vec<RealStep>> {
-        if program.steps.is_empty() {
-            return Ok(Vec::new());
-        }
-        let bytes = program.steps.len() as u64 * PARAMS_SLOT;
-        let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
-        let params = memory::buffer(&self.device, "params", bytes, usage);
-        let mut contents = vec![0u8; bytes as usize];
-        let mut steps = Vec::new();
-        for (step, slot) in program
-            .steps
-            .iter()
-            .zip(contents.chunks_exact_mut(PARAMS_SLOT as usize))
-        {
-            let words = step.op.bytes();
-            slot[..words.len()].copy_from_slice(words);
-            let at = steps.len() as u64 * PARAMS_SLOT;
-            let mut resources = vec![range(&params, at, (words.len() as u64).next_multiple_of(16))];
-            for bind in &step.bindings {
-                match *bind {
-                    Bind::Weight(matrix, segment) => {
-                        let planes = &matrices[matrix][segment];
-                        resources.push(range(&planes.buffer, 0, planes.code_bytes));
-                        resources.push(range(&planes.buffer, planes.scales_at, planes.scale_bytes));
-                    }
-                    Bind::Vector(vector) => resources.push(vectors[vector].as_entire_binding()),
-                    Bind::Buffer(buffer) => resources.push(self.buffers[buffer].as_entire_binding()),
-                }
-            }
-            let entries: Vec<_> = resources
-                .into_iter()
-                .enumerate()
-                .map(|(i, resource)| wgpu::BindGroupEntry {
-                    binding: i as u32,
-                    resource,
-                })
-                .collect();
-            let variant = self.device.variant(step, self.plan.kv);
-            let bind_group = self.device.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(&step.label),
-                layout: &self.device.layout(variant.kernel).0,
-                entries: &entries,
-            });
-            steps.push(RealStep {
-                pipeline: self.device.pipeline(&variant)?,
-                bind_group,
-                threads: variant.threads(),
-                teams: variant.team.map_or(1, |team| team.teams()),
-                columns: step.columns,
-            });
-        }
-        self.device.queue.write_buffer(&params, 0, &contents);
-        self.counters.bind_groups_created += steps.len() as u64;
-        self.counters.buffers_created += 1;
-        Ok(steps)
-    }
-
-    /// Takes over which of the realised steps the plan runs, and what its lists hold.
-    pub(super) fn choose(&mut self) -> Result<()> {
-        let chosen = |program: &Program| {
-            let steps = program.steps.iter().enumerate();
-            let number = |i: usize| program.numbers.get(i).copied().unwrap_or(i);
-            steps.map(|(i, step)| (number(i), step.grid)).collect()
-        };
-        self.chosen = self.plan.programs.iter().map(chosen).collect();
-        self.weight_bytes = Which::ALL.map(|which| self.plan.weight_bytes_read(which));
-        self.kv_reads = Which::ALL.map(|which| self.plan.kv_reads(which));
+    /// Runs the steps of a selection from now on, and writes the contents of its buffers.
+    pub(super) fn apply(&mut self, selection: &Arc<Selection>) -> Result<()> {
+        self.selected = Selected::new(&self.graph, selection);
         if let Some(pager) = &mut self.pager {
-            pager.follow(&self.device, &self.buffers, self.plan.clone(), &mut self.counters)?;
+            pager.select(&self.device, &self.memory, selection.clone(), &mut self.counters)?;
         }
-        let plan = self.plan.clone();
-        plan.lists
-            .iter()
-            .try_for_each(|(buffer, words)| self.write(*buffer, words))
+        let mut contents = selection.contents.iter();
+        contents.try_for_each(|(buffer, words)| self.send(*buffer, words))
     }
 
-    fn encode(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<wgpu::CommandEncoder> {
-        if self.torn {
-            bail!(
-                DeviceError,
-                "the weights were being replaced when that failed, and are not whole"
-            );
-        }
-        let mut encoder = self.device.device.create_command_encoder(&Default::default());
-        {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            let realised = &self.programs[which as usize];
-            for (number, grid) in &self.chosen[which as usize][steps.clone()] {
-                let step = &realised[*number];
-                let [x, y, z] = workgroups(step, *grid, extent);
-                pass.set_pipeline(&step.pipeline);
-                pass.set_bind_group(0, &step.bind_group, &[]);
-                pass.dispatch_workgroups(x, y, z);
-            }
-        }
-        self.counters.passes += 1;
-        self.counters.submits += 1;
-        self.counters.dispatches += steps.len() as u64;
-        Ok(encoder)
+    /// Writes words at the start of a buffer.
+    pub(super) fn send(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
+        let to = self.memory.buffer(buffer)?;
+        self.device.queue.write_buffer(to, 0, bytemuck::cast_slice(words));
+        self.counters.write_buffer_calls += 1;
+        self.device.check()
     }
+
+    /// Copies the device's counters of pipelines.
+    pub(super) fn count_pipelines(&mut self) {
+        let (count, microseconds) = self.device.pipelines.counters();
+        self.counters.pipelines_compiled = count;
+        self.counters.pipeline_us = microseconds;
+    }
+}
+
+/// Uploads everything while other threads compile the graph's pipelines. Returns the bytes uploaded.
+fn upload_and_compile(
+    device: &Device,
+    graph: &Graph,
+    memory: &GraphMemory,
+    tensors: &dyn Tensors,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<u64> {
+    let variants = device.variants(graph);
+    std::thread::scope(|threads| {
+        let compiling = threads.spawn(|| device.compile(&variants));
+        let total = graph.weight_bytes();
+        let mut ring = Ring::new(device)?;
+        upload(&mut ring, graph, memory, tensors, &|_| true, &mut |uploaded| {
+            progress(uploaded.min(total), total)
+        })?;
+        match compiling.join() {
+            Ok(result) => result.map(|()| ring.uploaded),
+            Err(_) => bail!(DeviceError, "the driver's shader compiler crashed"),
+        }
+    })
+}
+
+/// Makes a program's bind groups, and one buffer with the parameters of all its steps.
+fn bind_program(device: &Device, graph: &Graph, memory: &GraphMemory, program: &Program) -> Result<Vec<BoundStep>> {
+    if program.steps.is_empty() {
+        return Ok(Vec::new());
+    }
+    let bytes = program.steps.len() as u64 * PARAMS_SLOT;
+    let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
+    let params = create(device, "params", bytes, usage);
+    let mut contents = vec![0u8; bytes as usize];
+    let mut bound = Vec::new();
+    for (step, slot) in program
+        .steps
+        .iter()
+        .zip(contents.chunks_exact_mut(PARAMS_SLOT as usize))
+    {
+        let words = step.op.bytes();
+        slot[..words.len()].copy_from_slice(words);
+        let at = bound.len() as u64 * PARAMS_SLOT;
+        let params = range(&params, at, (words.len() as u64).next_multiple_of(16));
+        bound.push(bind_step(device, graph, memory, step, params)?);
+    }
+    device.queue.write_buffer(&params, 0, &contents);
+    Ok(bound)
+}
+
+fn bind_step(
+    device: &Device,
+    graph: &Graph,
+    memory: &GraphMemory,
+    step: &Step,
+    params: wgpu::BindingResource,
+) -> Result<BoundStep> {
+    let mut resources = vec![params];
+    for bind in &step.bindings {
+        match *bind {
+            Bind::Weight(matrix, segment) => {
+                let planes = memory.matrices.get(matrix).and_then(|segments| segments.get(segment));
+                let planes = planes.ok_or_else(|| missing(step, bind))?;
+                resources.push(range(&planes.buffer, 0, planes.code_bytes));
+                resources.push(range(&planes.buffer, planes.scales_at, planes.scale_bytes));
+            }
+            Bind::Vector(vector) => {
+                let vector = memory.vectors.get(vector).ok_or_else(|| missing(step, bind))?;
+                resources.push(vector.as_entire_binding());
+            }
+            Bind::Buffer(buffer) => resources.push(memory.buffer(buffer)?.as_entire_binding()),
+        }
+    }
+    let entry = |(binding, resource)| wgpu::BindGroupEntry { binding, resource };
+    let entries: Vec<_> = (0..).zip(resources).map(entry).collect();
+    let variant = device.variant(step, graph.kv, false);
+    let bind_group = device.device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: Some(&step.label),
+        layout: &device.pipelines.layout(variant.kernel).bindings,
+        entries: &entries,
+    });
+    let masked = step.masked.map(|_| device.variant(step, graph.kv, true));
+    Ok(BoundStep {
+        bind_group,
+        plain: device.pipelines.get(&variant)?,
+        masked: masked.map(|masked| device.pipelines.get(&masked)).transpose()?,
+        width: step.width,
+        threads: variant.threads(),
+        teams: variant.teams(),
+    })
 }
 
 fn range(buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> wgpu::BindingResource<'_> {
@@ -328,102 +258,6 @@ fn range(buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> wgpu::BindingResourc
     wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size })
 }
 
-fn workgroups(step: &RealStep, grid: Grid, extent: Extent) -> [u32; 3] {
-    let columns = |per_group: u32| match per_group {
-        0 => 1,
-        _ => extent.columns.div_ceil(per_group),
-    };
-    let own = step.columns.min(extent.columns);
-    let folded = |teams: u32, layers: u32| {
-        let groups = teams.div_ceil(step.teams);
-        [groups.min(GRID_WIDTH), groups.div_ceil(GRID_WIDTH), layers]
-    };
-    match grid {
-        Grid::Teams(teams) => folded(teams, 1),
-        Grid::TeamsEach(teams) => folded(teams, own),
-        Grid::Threads(threads, per_group) => [threads.div_ceil(step.threads), columns(per_group), 1],
-        Grid::Groups(groups, per_group) => [groups, columns(per_group), 1],
-        Grid::Columns => [extent.columns, 1, 1],
-        Grid::Blocks(kv_heads) => [extent.end.div_ceil(ATTENTION_BLOCK), kv_heads, extent.columns],
-        Grid::Slots(teams, slots) => [teams.div_ceil(step.teams), slots, own],
-        Grid::Tiles { threads, entries, most } => {
-            let tiles = extent.columns.saturating_mul(entries).min(most);
-            [threads.div_ceil(step.threads), tiles, 1]
-        }
-        Grid::One => [1, 1, 1],
-    }
-}
-
-impl Executor for GpuExecutor {
-    fn run(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<()> {
-        let encoder = self.advance(which, steps, extent)?;
-        self.device.queue.submit([encoder.finish()]);
-        self.device.check()
-    }
-
-    fn submit(&mut self, which: Which, extent: Extent) -> Result<Ticket> {
-        self.submit_part(which, 0..self.chosen[which as usize].len(), extent)
-    }
-
-    fn submit_part(&mut self, which: Which, steps: Range<usize>, extent: Extent) -> Result<Ticket> {
-        let last = steps.end == self.chosen[which as usize].len();
-        let mut encoder = self.advance(which, steps, extent)?;
-        let slot = (self.tickets % SLOTS) as usize;
-        encoder.copy_buffer_to_buffer(&self.buffers[self.plan.fixed.ctl], 0, &self.slots[slot], 0, CTL_BYTES);
-        let submission = self.device.queue.submit([encoder.finish()]);
-        self.in_flight.push_back((self.tickets, submission));
-        self.tickets += 1;
-        self.counters.readback_bytes += CTL_BYTES;
-        if last {
-            self.counters.weight_bytes += self.weight_bytes[which as usize];
-            let reads = self.kv_reads[which as usize].iter();
-            self.counters.kv_bytes += reads.map(|read| read.of_run(extent)).sum::<u64>();
-        }
-        self.device.check()?;
-        Ok(Ticket(self.tickets - 1))
-    }
-
-    fn wait(&mut self, ticket: Ticket) -> Result<Ctl> {
-        match self.in_flight.pop_front() {
-            Some((id, submission)) if id == ticket.0 => {
-                let words = read_words(&self.device, &self.slots[(id % SLOTS) as usize], submission)?;
-                Ok(bytemuck::pod_read_unaligned(bytemuck::cast_slice(&words)))
-            }
-            _ => bail!(Usage, "runs are waited for in the order they were submitted"),
-        }
-    }
-
-    fn select(&mut self, plan: Arc<Plan>) -> Result<()> {
-        self.plan = plan;
-        self.choose()
-    }
-
-    fn replace(&mut self, plan: Arc<Plan>, tensors: Arc<dyn Tensors>, changed: &[TensorId]) -> Result<()> {
-        self.replace_weights(plan, tensors, changed)
-    }
-
-    fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
-        self.device
-            .queue
-            .write_buffer(&self.buffers[buffer], 0, bytemuck::cast_slice(words));
-        self.counters.write_buffer_calls += 1;
-        self.device.check()
-    }
-
-    fn read(&mut self, buffer: BufferId, first: usize, count: usize) -> Result<Vec<u32>> {
-        let scope = self.device.scope();
-        let bytes = count as u64 * 4;
-        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
-        let to = memory::buffer(&self.device, "read", bytes, usage);
-        let mut encoder = self.device.device.create_command_encoder(&Default::default());
-        encoder.copy_buffer_to_buffer(&self.buffers[buffer], first as u64 * 4, &to, 0, bytes);
-        let submission = self.device.queue.submit([encoder.finish()]);
-        scope.finish()?;
-        self.counters.buffers_created += 1;
-        read_words(&self.device, &to, submission)
-    }
-
-    fn counters(&self) -> Counters {
-        self.counters
-    }
+fn missing(step: &Step, bind: &Bind) -> Error {
+    Error::new(Kind::Internal, format!("{}: the graph has no {bind:?}", step.label))
 }

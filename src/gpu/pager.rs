@@ -1,144 +1,152 @@
-//! Banks that hold some of their experts at a time: which are where, and fetching those that are wanted.
+//! Paged banks: which experts are present in which slots, and fetching those that a run has chosen.
 //!
-//! Each bank gives the slot that was wanted longest ago to an expert that is not there.
+//! A bank gives the slot that was least recently used to an expert that is not present.
 
 use super::device::Device;
-use super::memory::{self, SegmentBuffer};
-use super::probe::read_words;
-use crate::container::Tensors;
-use crate::error::{Result, bail};
-use crate::program::{ABSENT, BufferId, Content, Counters, Paged, Pause, Plan, Waiting, Which, source};
+use super::memory::{GraphMemory, READBACK, create, read_words};
+use super::upload::overwrite_run;
+use crate::error::{Error, Kind, Result, bail};
+use crate::graph::{BufferId, Counters, Graph, Paged, Pause, Selection, Waiting, source, table_words};
+use crate::op::{ABSENT, TABLE_HEADER};
+use crate::source::Tensors;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Words before the experts of a table; see `shaders/lib/experts.wgsl`.
-const HEADER: usize = 8;
+/// A slot: space for the weights of one expert.
+#[derive(Clone, Copy)]
+struct Slot {
+    /// The member whose weights it holds completely.
+    member: Option<usize>,
+    /// The value of [`Pager::clock`] when the slot was last used.
+    used: u64,
+}
 
-/// What one bank holds.
+/// The state of one paged bank. Experts are numbered by their index in [`Paged::members`].
 struct Bank {
-    /// For each slot the member that is in it, if one is there as a whole, and when that was last wanted.
-    slots: Vec<(Option<usize>, u64)>,
-    /// For each member its slot.
+    slots: Vec<Slot>,
+    /// The slot of each member that is present.
     slot_of: Vec<Option<usize>>,
-    /// The table of experts without a mask.
+    /// The words of the table in which all experts may be chosen.
     table: Vec<u32>,
 }
 
-/// The paged banks of a plan.
+/// How often each expert was chosen when the counts were last read, and the buffer through which they are read.
+struct Counted {
+    counts: Vec<u32>,
+    readback: wgpu::Buffer,
+}
+
+/// The paged banks of a graph.
 pub struct Pager {
     tensors: Arc<dyn Tensors>,
-    plan: Arc<Plan>,
-    matrices: Vec<Vec<SegmentBuffer>>,
+    graph: Arc<Graph>,
+    selection: Arc<Selection>,
     banks: Vec<Bank>,
+    /// The pauses of each program.
     pauses: Vec<Vec<Pause>>,
-    /// Counts as they were last read, and the buffer that they are read through.
-    counted: HashMap<BufferId, (Vec<u32>, wgpu::Buffer)>,
-    /// Rises with every pause.
-    now: u64,
+    counted: HashMap<BufferId, Counted>,
+    /// Advances with every call of [`Pager::make_present`].
+    clock: u64,
 }
 
 impl Pager {
-    /// What the banks hold after the upload of a plan, which is to be followed then.
+    /// The banks after the upload of a graph. The caller has to call [`Pager::select`] next, which writes the tables.
     ///
-    /// Errors: what the tables' tensors have wrong with them.
-    pub fn new(
-        device: &Device,
-        plan: Arc<Plan>,
-        matrices: Vec<Vec<SegmentBuffer>>,
-        tensors: Arc<dyn Tensors>,
-    ) -> Result<Pager> {
-        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
-        let through = |experts: usize| memory::buffer(device, "read.counts", experts as u64 * 4, usage);
+    /// Errors: faults in the tables' tensors.
+    pub fn new(device: &Device, graph: Arc<Graph>, tensors: Arc<dyn Tensors>) -> Result<Pager> {
         let bank = |paged: &Paged| -> Result<Bank> {
-            // Those of other visits say the same.
-            let table = paged.tables.first().and_then(|table| plan.buffers.get(table.buffer));
-            let Some(table) = table else {
-                bail!(Usage, "a bank without a table");
+            // Before a selection restricts them, all tables of a bank are equal.
+            let table = paged.tables.first().and_then(|&table| graph.buffers.get(table));
+            let table = table.ok_or_else(|| internal("a paged bank without a table"))?;
+            let present = |member: usize| (member < paged.slots).then_some(member);
+            let slot = |member| Slot {
+                member: Some(member),
+                used: 0,
             };
             Ok(Bank {
-                slots: (0..paged.slots).map(|member| (Some(member), 0)).collect(),
-                slot_of: (0..paged.members.len())
-                    .map(|member| (member < paged.slots).then_some(member))
-                    .collect(),
-                table: table.fill.expert_words(&*tensors)?,
+                slots: (0..paged.slots).map(slot).collect(),
+                slot_of: (0..paged.members.len()).map(present).collect(),
+                table: table.fill.words(&*tensors)?,
             })
         };
+        let counted = graph.routed.iter().map(|routed| {
+            let counted = Counted {
+                counts: vec![0; routed.experts],
+                readback: create(device, "read.counts", routed.experts as u64 * 4, READBACK),
+            };
+            (routed.counts, counted)
+        });
+        let pauses = graph.programs.iter().map(|program| program.pauses(&graph.paged));
         Ok(Pager {
-            banks: plan.paged.iter().map(bank).collect::<Result<_>>()?,
-            pauses: pauses(&plan),
-            counted: plan
-                .routed
-                .iter()
-                .map(|routed| (routed.counts, (vec![0; routed.experts], through(routed.experts))))
-                .collect(),
-            now: 0,
+            banks: graph.paged.iter().map(bank).collect::<Result<_>>()?,
+            pauses: pauses.collect(),
+            counted: counted.collect(),
+            selection: Arc::default(),
+            clock: 0,
             tensors,
-            plan,
-            matrices,
+            graph,
         })
     }
 
-    /// Takes over which steps run and which experts may be chosen, of a plan with the same banks.
-    ///
-    /// Errors: the device's.
-    pub fn follow(
+    /// Changes which experts may be chosen, and writes the tables. Errors: the device's.
+    pub fn select(
         &mut self,
         device: &Device,
-        buffers: &[wgpu::Buffer],
-        plan: Arc<Plan>,
+        memory: &GraphMemory,
+        selection: Arc<Selection>,
         counters: &mut Counters,
     ) -> Result<()> {
-        self.pauses = pauses(&plan);
-        self.plan = plan;
-        (0..self.banks.len()).for_each(|bank| self.write_tables(device, buffers, bank, counters));
+        self.selection = selection;
+        (0..self.banks.len()).try_for_each(|bank| self.write_tables(device, memory, bank, counters))?;
         device.check()
     }
 
-    /// Sends where a bank's experts are.
-    fn write_tables(&self, device: &Device, buffers: &[wgpu::Buffer], bank: usize, counters: &mut Counters) {
-        let content = Content::Table(self.banks[bank].table.clone());
-        for table in &self.plan.paged[bank].tables {
-            let words = content.words(&|expert| table.allows(expert));
-            let to = &buffers[table.buffer];
+    /// Writes the places of a bank's experts.
+    fn write_tables(&self, device: &Device, memory: &GraphMemory, bank: usize, counters: &mut Counters) -> Result<()> {
+        for &table in &self.graph.paged[bank].tables {
+            let words = table_words(&self.banks[bank].table, &|expert| self.selection.allows(table, expert));
+            let to = memory.buffer(table)?;
             device.queue.write_buffer(to, 0, bytemuck::cast_slice(&words));
             counters.write_buffer_calls += 1;
         }
+        Ok(())
     }
 
     /// Where a program waits for experts.
-    pub fn pauses(&self, which: Which) -> &[Pause] {
-        &self.pauses[which as usize]
+    pub fn pauses(&self, program: usize) -> &[Pause] {
+        self.pauses.get(program).map_or(&[], Vec::as_slice)
     }
 
-    /// The members that a pause's banks have to hold after what `encoder` does, which is submitted: one list of groups for
-    /// each bank, each group as large as fits at most. Those that are there come first. An expert that a mask forbids is
-    /// never among them: it is chosen only where the mask leaves fewer than a token takes, and with a weight of zero.
+    /// Submits `encoder` and returns the members that the pause's steps need after it: for each of the pause's banks a
+    /// list of groups, none larger than the bank has slots. Members that are present come first.
+    ///
+    /// Experts that the selection forbids are not among them. A token chooses such an expert only if fewer are allowed
+    /// than it takes, and then with weight 0.
     ///
     /// Errors: the device's.
     pub fn wanted(
         &mut self,
         device: &Device,
-        buffers: &[wgpu::Buffer],
+        memory: &GraphMemory,
         pause: &Pause,
         mut encoder: wgpu::CommandEncoder,
     ) -> Result<Vec<Vec<Vec<usize>>>> {
-        let Some((before, through)) = self.counted.get_mut(&pause.counts) else {
-            bail!(Usage, "the plan does not count what buffer {} does", pause.counts);
-        };
-        encoder.copy_buffer_to_buffer(&buffers[pause.counts], 0, through, 0, through.size());
+        let counted = self.counted.get_mut(&pause.counts);
+        let counted = counted.ok_or_else(|| internal("a pause without counts of experts"))?;
+        let to = &counted.readback;
+        encoder.copy_buffer_to_buffer(memory.buffer(pause.counts)?, 0, to, 0, to.size());
         let submission = device.queue.submit([encoder.finish()]);
-        let counts = read_words(device, through, submission)?;
-        let changed: Vec<bool> = before.iter().zip(&counts).map(|(a, b)| a != b).collect();
-        *before = counts;
+        let counts = read_words(device, to, submission)?;
+        let chosen: Vec<bool> = counted.counts.iter().zip(&counts).map(|(a, b)| a != b).collect();
+        counted.counts = counts;
         let groups = |&Waiting { bank, table }: &Waiting| {
-            let (paged, held) = (&self.plan.paged[bank], &self.banks[bank]);
+            let (paged, state) = (&self.graph.paged[bank], &self.banks[bank]);
+            let is_wanted =
+                |expert| chosen.get(expert) == Some(&true) && self.selection.allows(paged.tables[table], expert);
             let members = paged.members.iter().enumerate();
-            let is_wanted = |expert| changed.get(expert) == Some(&true) && paged.tables[table].allows(expert);
-            let mut wanted: Vec<usize> = members
-                .filter(|(_, member)| is_wanted(member.expert))
-                .map(|(member, _)| member)
-                .collect();
-            wanted.sort_by_key(|&member| held.slot_of[member].is_none());
+            let wanted = members.filter(|(_, member)| is_wanted(member.expert));
+            let mut wanted: Vec<usize> = wanted.map(|(member, _)| member).collect();
+            wanted.sort_by_key(|&member| state.slot_of[member].is_none());
             wanted.chunks(paged.slots.max(1)).map(<[usize]>::to_vec).collect()
         };
         Ok(pause.banks.iter().map(groups).collect())
@@ -146,26 +154,27 @@ impl Pager {
 
     /// Bytes that are read back at a pause.
     pub fn count_bytes(&self, pause: &Pause) -> u64 {
-        self.counted.get(&pause.counts).map_or(0, |(_, through)| through.size())
+        let counted = self.counted.get(&pause.counts);
+        counted.map_or(0, |counted| counted.readback.size())
     }
 
-    /// Makes a bank hold these members, no more than it has slots. What the device computes later sees them.
+    /// Makes these members of a bank present, at most as many as it has slots. Later submissions see them.
     ///
-    /// Errors: what their tensors have wrong with them. After one the bank holds what is there as a whole.
-    pub fn hold(
+    /// Errors: faults in their tensors. After an error the members that were fetched completely are present.
+    pub fn make_present(
         &mut self,
         device: &Device,
-        buffers: &[wgpu::Buffer],
+        memory: &GraphMemory,
         bank: usize,
         members: &[usize],
         counters: &mut Counters,
     ) -> Result<()> {
-        self.now += 1;
-        let now = self.now;
+        self.clock += 1;
         let mut missing = Vec::new();
         for &member in members {
-            match self.banks[bank].slot_of[member] {
-                Some(slot) => self.banks[bank].slots[slot].1 = now,
+            let state = &mut self.banks[bank];
+            match state.slot_of[member] {
+                Some(slot) => state.slots[slot].used = self.clock,
                 None => missing.push(member),
             }
         }
@@ -176,65 +185,71 @@ impl Pager {
         }
         let fetched = missing
             .into_iter()
-            .try_for_each(|member| self.bring(device, bank, member, counters));
-        self.write_tables(device, buffers, bank, counters);
+            .try_for_each(|member| self.fetch(device, memory, bank, member, counters));
+        self.write_tables(device, memory, bank, counters)?;
         fetched?;
         device.check()
     }
 
-    /// Gives a slot to a member that is not there. The tables on the device are behind then.
-    fn bring(&mut self, device: &Device, bank: usize, member: usize, counters: &mut Counters) -> Result<()> {
-        let Paged {
-            tables, members: all, ..
-        } = &self.plan.paged[bank];
-        let held = &self.banks[bank];
-        // What the mask in force never wants leaves first.
-        let is_of_use = |member: usize| tables.iter().any(|table| table.allows(all[member].expert));
-        let slots = held.slots.iter().enumerate();
-        let oldest = slots.min_by_key(|(_, (member, used))| (member.is_some_and(is_of_use), *used));
-        let Some((slot, &(leaving, used))) = oldest else {
-            bail!(Usage, "a bank without slots");
-        };
-        if used == self.now {
-            bail!(
-                Usage,
-                "more experts are wanted at once than {} slots hold",
-                held.slots.len()
-            );
+    /// Gives a slot to a member that is not present. The tables on the device are out of date afterwards.
+    fn fetch(
+        &mut self,
+        device: &Device,
+        memory: &GraphMemory,
+        bank: usize,
+        member: usize,
+        counters: &mut Counters,
+    ) -> Result<()> {
+        let slot = self.free_slot(bank)?;
+        let experts = &self.graph.paged[bank].members;
+        let state = &mut self.banks[bank];
+        // The slot holds no complete expert until the upload is done.
+        let old = std::mem::replace(&mut state.slots[slot], Slot { member: None, used: 0 });
+        if let Some(old) = old.member {
+            state.set_slot(old, experts[old].expert, None);
         }
-        let place = |held: &mut Bank, member: usize, slot: Option<usize>| {
-            held.slot_of[member] = slot;
-            if let Some(word) = held.table.get_mut(HEADER + 2 * all[member].expert) {
-                *word = slot.map_or(ABSENT, |slot| slot as u32);
-            }
+        counters.paged_bytes += self.upload(device, memory, bank, slot, member)?;
+        let state = &mut self.banks[bank];
+        state.slots[slot] = Slot {
+            member: Some(member),
+            used: self.clock,
         };
-        // Until all of it has come there is nothing.
-        let held = &mut self.banks[bank];
-        held.slots[slot] = (None, 0);
-        if let Some(leaving) = leaving {
-            place(held, leaving, None);
-        }
-        let bytes = self.fetch(device, bank, slot, member)?;
-        counters.paged_bytes += bytes;
-        let held = &mut self.banks[bank];
-        held.slots[slot] = (Some(member), self.now);
-        place(held, member, Some(slot));
+        state.set_slot(member, experts[member].expert, Some(slot));
         Ok(())
     }
 
-    /// Sends a member's weights to a slot; returns how many bytes that were.
-    fn fetch(&self, device: &Device, bank: usize, slot: usize, member: usize) -> Result<u64> {
-        let paged = &self.plan.paged[bank];
-        let matrix = |id: usize| &self.plan.matrices[id];
+    /// The slot to overwrite: one whose expert no table allows, else the least recently used one.
+    fn free_slot(&self, bank: usize) -> Result<usize> {
+        let (paged, state) = (&self.graph.paged[bank], &self.banks[bank]);
+        let may_be_chosen = |member: usize| {
+            let expert = paged.members[member].expert;
+            paged.tables.iter().any(|&table| self.selection.allows(table, expert))
+        };
+        let slots = state.slots.iter().enumerate();
+        let oldest = slots.min_by_key(|(_, slot)| (slot.member.is_some_and(may_be_chosen), slot.used));
+        match oldest {
+            Some((number, slot)) if slot.used != self.clock => Ok(number),
+            _ => bail!(
+                Internal,
+                "more experts are needed at once than the {} slots of a bank",
+                state.slots.len()
+            ),
+        }
+    }
+
+    /// Uploads a member's weights to a slot; returns the bytes sent.
+    fn upload(&self, device: &Device, memory: &GraphMemory, bank: usize, slot: usize, member: usize) -> Result<u64> {
+        let paged = &self.graph.paged[bank];
+        let matrix = |id: usize| &self.graph.matrices[id];
         let runs = paged.runs_of(slot, |id| {
             matrix(id).segments.first().map_or(0, |segment| segment.runs.len())
         });
         let mut bytes = 0;
-        for (id, run, part) in runs {
-            let slice = paged.members[member].parts[part];
+        for (id, run, projection) in runs {
+            let slice = paged.members[member].slices[projection];
             let source = source(matrix(id).planes, slice.tensor, &*self.tensors)?;
-            for (segment, to) in matrix(id).segments.iter().zip(&self.matrices[id]) {
-                bytes += memory::replace(device, segment, to, run, &source, slice.first)?;
+            for (segment, to) in matrix(id).segments.iter().zip(&memory.matrices[id]) {
+                bytes += overwrite_run(device, segment, to, run, &source, slice.first)?;
             }
             self.tensors.release(slice.tensor);
         }
@@ -242,8 +257,16 @@ impl Pager {
     }
 }
 
-/// The pauses of every program.
-fn pauses(plan: &Plan) -> Vec<Vec<Pause>> {
-    let programs = plan.programs.iter();
-    programs.map(|program| program.pauses(&plan.paged)).collect()
+impl Bank {
+    /// Records the slot of a member, which is `expert` in the table.
+    fn set_slot(&mut self, member: usize, expert: usize, slot: Option<usize>) {
+        self.slot_of[member] = slot;
+        if let Some(word) = self.table.get_mut(TABLE_HEADER + 2 * expert) {
+            *word = slot.map_or(ABSENT, |slot| slot as u32);
+        }
+    }
+}
+
+fn internal(message: &str) -> Error {
+    Error::new(Kind::Internal, message)
 }

@@ -1,173 +1,202 @@
-//! Another plan of the same network on buffers that are there: what both plans have in common stays, and only what holds a
-//! changed tensor is written. Knows plans, not why they change.
+//! Replaces the graph of an executor by another graph of the same network. Weights and buffers that both graphs have
+//! stay in place, and only those with a changed tensor are written again.
 
+use super::device::Device;
 use super::exec::GpuExecutor;
-use super::memory::{self, Ring, SegmentBuffer};
-use crate::container::{TensorId, Tensors};
+use super::memory::{GraphMemory, create_buffer, create_matrix, create_vector};
+use super::upload::{Item, Ring, upload};
 use crate::error::Result;
-use crate::kernel::Variant;
-use crate::program::{BufferId, Executor, Fill, Matrix, MatrixId, Plan, Vector, sources};
+use crate::graph::{BufferId, Fill, Graph, MatrixId, Selection, sources};
+use crate::source::{TensorId, Tensors};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// One weight or buffer of the new plan.
-struct Place<T> {
-    at: T,
-    /// Made for the new plan, and empty.
-    fresh: bool,
+/// The device memory of a new graph. Some of it is created, the rest is taken over from the old graph.
+struct Memory {
+    memory: GraphMemory,
+    /// Whether each buffer, vector and matrix was created.
+    created: [Vec<bool>; 3],
 }
 
-/// For each new thing the old one that is the same, else a new one.
-fn places<A: PartialEq, T: Clone>(new: &[A], old: &[A], kept: &[T], make: impl Fn(&A) -> T) -> Vec<Place<T>> {
-    let place = |(i, wanted): (usize, &A)| {
-        // Most are where they were.
+impl Memory {
+    /// Keeps the memory of items that both graphs have, and creates the rest.
+    fn new(device: &Device, graph: &Graph, old: &Graph, kept: &GraphMemory) -> Memory {
+        let (buffers, new_buffers) = reuse(&graph.buffers, &old.buffers, &kept.buffers, |b| {
+            create_buffer(device, b)
+        });
+        let (vectors, new_vectors) = reuse(&graph.vectors, &old.vectors, &kept.vectors, |v| {
+            create_vector(device, v)
+        });
+        let (matrices, new_matrices) = reuse(&graph.matrices, &old.matrices, &kept.matrices, |m| {
+            create_matrix(device, m)
+        });
+        Memory {
+            memory: GraphMemory {
+                buffers,
+                vectors,
+                matrices,
+            },
+            created: [new_buffers, new_vectors, new_matrices],
+        }
+    }
+
+    fn is_created(&self, item: Item) -> bool {
+        let [buffers, vectors, matrices] = &self.created;
+        match item {
+            Item::Buffer(i) => buffers[i],
+            Item::Vector(i) => vectors[i],
+            Item::Matrix(i) => matrices[i],
+        }
+    }
+
+    /// The number of wgpu buffers that were created.
+    fn count_created(&self) -> usize {
+        let [buffers, vectors, matrices] = &self.created;
+        let count = |created: &[bool]| created.iter().filter(|created| **created).count();
+        let segments = self.memory.matrices.iter().zip(matrices);
+        let segments = segments
+            .filter(|(_, created)| **created)
+            .map(|(segments, _)| segments.len());
+        count(buffers) + count(vectors) + segments.sum::<usize>()
+    }
+}
+
+/// For each new item the memory of an equal old item, or new memory; and whether it is new.
+fn reuse<A: PartialEq, T: Clone>(new: &[A], old: &[A], kept: &[T], create: impl Fn(&A) -> T) -> (Vec<T>, Vec<bool>) {
+    let one = |(i, wanted): (usize, &A)| {
+        // Most items have the same index in both graphs.
         let found = match old.get(i) == Some(wanted) {
             true => Some(i),
             false => old.iter().position(|old| old == wanted),
         };
         match found.and_then(|i| kept.get(i)) {
-            Some(at) => Place {
-                at: at.clone(),
-                fresh: false,
-            },
-            None => Place {
-                at: make(wanted),
-                fresh: true,
-            },
+            Some(kept) => (kept.clone(), false),
+            None => (create(wanted), true),
         }
     };
-    new.iter().enumerate().map(place).collect()
+    new.iter().enumerate().map(one).unzip()
+}
+
+/// The items of a graph whose contents change.
+struct Changes<'a> {
+    graph: &'a Graph,
+    /// Sorted.
+    tensors: &'a [TensorId],
+    /// Matrices and tables of paged banks. Experts have moved since the upload, so all of a bank is uploaded again.
+    bank_matrices: HashSet<MatrixId>,
+    bank_tables: HashSet<BufferId>,
+}
+
+impl<'a> Changes<'a> {
+    fn new(graph: &'a Graph, tensors: &'a [TensorId]) -> Changes<'a> {
+        let matrices = graph
+            .paged
+            .iter()
+            .map(|paged| [paged.gate_up[0], paged.gate_up[1], paged.down]);
+        let tables = graph.paged.iter().flat_map(|paged| &paged.tables);
+        Changes {
+            graph,
+            tensors,
+            bank_matrices: matrices.flatten().collect(),
+            bank_tables: tables.copied().collect(),
+        }
+    }
+
+    fn has(&self, item: Item) -> bool {
+        let changed = |tensor: &TensorId| self.tensors.binary_search(tensor).is_ok();
+        match item {
+            Item::Buffer(i) => {
+                let fill = &self.graph.buffers[i].fill;
+                self.bank_tables.contains(&i) || matches!(fill, Fill::Experts { bias: Some(bias), .. } if changed(bias))
+            }
+            Item::Vector(i) => {
+                let mut tensors = self.graph.vectors[i].pieces.iter().filter_map(|piece| piece.tensor);
+                tensors.any(|tensor| changed(&tensor))
+            }
+            Item::Matrix(i) => self.bank_matrices.contains(&i) || self.graph.matrices[i].parts.iter().any(changed),
+        }
+    }
+
+    /// Checks the payloads that will be uploaded, before any weight is overwritten.
+    fn check_payloads(&self, tensors: &dyn Tensors) -> Result<()> {
+        for (i, matrix) in self.graph.matrices.iter().enumerate() {
+            if self.has(Item::Matrix(i)) {
+                sources(matrix.planes, &matrix.parts, tensors)?;
+            }
+        }
+        for (i, vector) in self.graph.vectors.iter().enumerate() {
+            if self.has(Item::Vector(i)) {
+                vector.values(tensors)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl GpuExecutor {
-    /// As [`crate::program::Executor::replace`] says.
-    pub(super) fn replace_weights(
+    /// As [`crate::graph::Executor::replace`].
+    pub(super) fn replace_graph(
         &mut self,
-        plan: Arc<Plan>,
+        graph: Arc<Graph>,
+        selection: &Arc<Selection>,
         tensors: Arc<dyn Tensors>,
         changed: &[TensorId],
     ) -> Result<()> {
-        let is_changed = |id: &TensorId| changed.binary_search(id).is_ok();
-        // What paged banks hold has moved since they were filled: they begin anew.
-        let banks: HashSet<MatrixId> = plan
-            .paged
-            .iter()
-            .flat_map(|paged| paged.gate_up.into_iter().chain([paged.down]))
-            .collect();
-        let tables = plan.paged.iter().flat_map(|paged| &paged.tables);
-        let tables: HashSet<BufferId> = tables.map(|table| table.buffer).collect();
-        let of_matrix = |i: MatrixId, matrix: &Matrix| banks.contains(&i) || matrix.parts.iter().any(is_changed);
-        let of_vector = |vector: &Vector| vector.pieces.iter().any(|piece| piece.tensor.iter().any(is_changed));
-        let of_fill = |i: BufferId, fill: &Fill| {
-            tables.contains(&i) || matches!(fill, Fill::Experts { bias: Some(bias), .. } if is_changed(bias))
-        };
-
-        // Nothing that runs is touched before all that is new is there.
-        let (device, old) = (self.device.clone(), self.plan.clone());
-        let storage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::COPY_SRC;
+        let device = self.device.clone();
         let scope = device.scope();
-        let matrices = places(&plan.matrices, &old.matrices, &self.matrices, |matrix| {
-            memory::allocate(&device, matrix)
-        });
-        let vectors = places(&plan.vectors, &old.vectors, &self.vectors, |vector| {
-            memory::buffer(&device, &vector.label, vector.padded_len() as u64 * 4, storage)
-        });
-        let buffers = places(&plan.buffers, &old.buffers, &self.buffers, |buffer| {
-            memory::buffer(&device, &buffer.label, buffer.bytes, storage)
-        });
+        let new = Memory::new(&device, &graph, &self.graph, &self.memory);
         scope.finish()?;
-        let mut variants: Vec<Variant> = Vec::new();
-        for step in plan.planned().iter().flat_map(|program| &program.steps) {
-            let variant = device.variant(step, plan.kv);
-            if !variants.contains(&variant) {
-                variants.push(variant);
-            }
-        }
-        device.compile(&variants)?;
+        device.compile(&device.variants(&graph))?;
+        self.replace_contents(&graph, &new, &*tensors, changed)?;
 
-        let mut ring = Ring::new(&device)?;
-        for fresh in [true, false] {
-            if !fresh {
-                // Payloads that cannot be read are found before anything is overwritten.
-                for (_, matrix) in plan
-                    .matrices
-                    .iter()
-                    .enumerate()
-                    .filter(|(i, matrix)| of_matrix(*i, matrix))
-                {
-                    sources(matrix.planes, &matrix.parts, &*tensors)?;
-                }
-                for vector in plan.vectors.iter().filter(|vector| of_vector(vector)) {
-                    vector.values(&*tensors)?;
-                }
-                self.torn = true;
-            }
-            for (vector, place) in plan.vectors.iter().zip(&vectors) {
-                if place.fresh == fresh && (fresh || of_vector(vector)) {
-                    memory::upload_vector(&mut ring, vector, &place.at, &*tensors)?;
-                }
-            }
-            for (i, (buffer, place)) in plan.buffers.iter().zip(&buffers).enumerate() {
-                if place.fresh == fresh && (fresh || of_fill(i, &buffer.fill)) {
-                    memory::upload_fill(&mut ring, &buffer.fill, &place.at, &*tensors)?;
-                }
-            }
-            for (i, (matrix, place)) in plan.matrices.iter().zip(&matrices).enumerate() {
-                if place.fresh == fresh && (fresh || of_matrix(i, matrix)) {
-                    memory::upload_matrix(&mut ring, matrix, &place.at, &*tensors)?;
-                }
-            }
-            ring.flush()?;
-        }
-        let made = vectors.iter().filter(|place| place.fresh).count()
-            + buffers.iter().filter(|place| place.fresh).count()
-            + matrices
-                .iter()
-                .filter(|place| place.fresh)
-                .map(|place| place.at.len())
-                .sum::<usize>();
-        self.counters.upload_bytes += ring.uploaded;
-        self.counters.buffers_created += made as u64 + 2;
-        drop(ring);
-
-        // The same weights in the same layout, read by the same steps: what is bound stays bound.
-        let same =
-            made == 0 && plan.matrices == old.matrices && plan.vectors == old.vectors && plan.buffers == old.buffers;
-        self.plan = plan.clone();
+        // An equal graph on the same memory keeps its bind groups.
+        let created = new.count_created();
+        let old = std::mem::replace(&mut self.graph, graph);
+        let graph = &self.graph;
+        let same = created == 0
+            && graph.matrices == old.matrices
+            && graph.vectors == old.vectors
+            && graph.buffers == old.buffers
+            && graph.programs == old.programs;
         if !same {
-            let ats = |places: Vec<Place<wgpu::Buffer>>| places.into_iter().map(|place| place.at).collect();
-            (self.vectors, self.buffers) = (ats(vectors), ats(buffers));
-            self.matrices = matrices.into_iter().map(|place| place.at).collect();
-            self.rebind()?;
+            self.memory = new.memory;
+            let scope = device.scope();
+            self.bind()?;
+            scope.finish()?;
         }
-        self.pager = None;
-        self.choose()?;
-        if !plan.paged.is_empty() {
-            for routed in &plan.routed {
-                self.write(routed.counts, &vec![0; routed.experts])?;
+        self.page(tensors)?;
+        self.apply(selection)?;
+        if self.pager.is_some() {
+            let graph = self.graph.clone();
+            for routed in &graph.routed {
+                self.send(routed.counts, &vec![0; routed.experts])?;
             }
-            self.page_from(tensors)?;
         }
-        let (pipelines, ms) = device.compile_counters();
-        self.counters.pipelines_compiled = pipelines;
-        self.counters.pipeline_us = (ms * 1000.0) as u64;
-        self.torn = false;
+        self.counters.buffers_created += created as u64 + 2;
+        self.count_pipelines();
+        self.inconsistent = false;
         Ok(())
     }
 
-    /// Makes the bind groups of the plan; what only the plan before used is given back.
-    fn rebind(&mut self) -> Result<()> {
-        let plan = self.plan.clone();
-        self.counters.gpu_bytes = plan.weight_bytes() + plan.buffer_bytes();
-        self.programs.clear();
-        let (matrices, vectors): (Vec<Vec<SegmentBuffer>>, Vec<wgpu::Buffer>) =
-            (self.matrices.clone(), self.vectors.clone());
-        let scope = self.device.clone();
-        let scope = scope.scope();
-        for program in plan.planned() {
-            let realised = self.realise(program, &matrices, &vectors)?;
-            self.programs.push(realised);
-        }
-        scope.finish()
+    /// Uploads the created items, then overwrites changed weights. Most failures come before the first weight is
+    /// overwritten.
+    fn replace_contents(
+        &mut self,
+        graph: &Graph,
+        new: &Memory,
+        tensors: &dyn Tensors,
+        changed: &[TensorId],
+    ) -> Result<()> {
+        let changes = Changes::new(graph, changed);
+        let device = self.device.clone();
+        let mut ring = Ring::new(&device)?;
+        let mut send =
+            |wanted: &dyn Fn(Item) -> bool| upload(&mut ring, graph, &new.memory, tensors, wanted, &mut |_| Ok(()));
+        send(&|item| new.is_created(item))?;
+        changes.check_payloads(tensors)?;
+        self.inconsistent = true;
+        send(&|item| !new.is_created(item) && changes.has(item))?;
+        self.counters.upload_bytes += ring.uploaded;
+        Ok(())
     }
 }

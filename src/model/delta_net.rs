@@ -1,27 +1,27 @@
 //! Binds the tensors of a Gated DeltaNet layer.
 
-use super::bind::Binder;
-use super::{DeltaNet, DeltaProjections};
-use crate::container::{Arch, LayerType};
+use super::binder::Binder;
+use super::network::{DeltaNet, DeltaProjections};
 use crate::error::{Result, bail};
+use crate::source::LayerType;
 
-/// Largest key or value head, and longest convolution, that the kernels take.
+/// Largest key or value head, and longest convolution, that the kernels support.
 const MAX_HEAD: usize = 256;
 const MAX_TAPS: usize = 16;
 
 impl Binder<'_> {
-    /// The recurrence of a layer that has the tensors of one, `None` for other layers. Its tensors are named `at`.
+    /// The Gated DeltaNet of layer number `layer`, whose tensors have the prefix `at`; `None` for a layer without such tensors.
     ///
-    /// Errors: `MissingTensor` for tensors, and for a layer that is called linear and has neither these nor attention;
-    /// `Parse` for dimensions that the header lacks and shapes that contradict it; `UnsupportedModel` for sizes no kernel
-    /// takes.
-    pub(super) fn delta_net(&mut self, arch: &Arch, layer: usize, at: &str) -> Result<Option<DeltaNet>> {
+    /// Errors: `MissingTensor` for tensors, and for a layer of linear attention by the header that has neither these tensors
+    /// nor softmax attention; `Parse` for dimensions that the header lacks and shapes that contradict it; `UnsupportedModel`
+    /// for sizes that the kernels do not support.
+    pub(super) fn delta_net(&mut self, layer: usize, at: &str) -> Result<Option<DeltaNet>> {
         let name = |part: &str| format!("{at}.linear_attn.{part}");
-        let has = |binder: &Self, tensor: String| binder.tensors.find(&tensor).is_some();
-        let fused = has(self, name("in_proj_qkvz.weight"));
-        if !fused && !has(self, name("in_proj_qkv.weight")) {
+        let arch = self.arch;
+        let fused = self.has(&name("in_proj_qkvz.weight"));
+        if !fused && !self.has(&name("in_proj_qkv.weight")) {
             let linear = arch.layer_types.get(layer) == Some(&LayerType::LinearAttention);
-            let attends = |part: &str| has(self, format!("{at}.self_attn.{part}.weight"));
+            let attends = |part: &str| self.has(&format!("{at}.self_attn.{part}.weight"));
             if linear && !attends("q_proj") && !attends("qkv_proj") {
                 bail!(
                     MissingTensor,
@@ -41,11 +41,11 @@ impl Binder<'_> {
         let key_dim = dim("linear_key_head_dim", arch.linear_key_head_dim)?;
         let value_dim = dim("linear_value_head_dim", arch.linear_value_head_dim)?;
         let taps = dim("linear_conv_kernel_dim", arch.linear_conv_kernel_dim)?;
-        for (what, dim) in [("key", key_dim), ("value", value_dim)] {
+        for (kind, dim) in [("key", key_dim), ("value", value_dim)] {
             if !dim.is_multiple_of(4) || dim > MAX_HEAD {
                 bail!(
                     UnsupportedModel,
-                    "linear {what} heads of {dim} elements, wanted a multiple of 4 up to {MAX_HEAD}"
+                    "linear {kind} heads of {dim} elements, wanted a multiple of 4 up to {MAX_HEAD}"
                 );
             }
         }
@@ -61,7 +61,7 @@ impl Binder<'_> {
                 Some(rows) => Ok(rows),
                 None => bail!(
                     Parse,
-                    "arch.linear_num_value_heads is {value_heads}: no tensor is that large"
+                    "arch.linear_num_value_heads is {value_heads}: the rows of its tensors overflow"
                 ),
             }
         };

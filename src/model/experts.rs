@@ -1,27 +1,25 @@
-//! Binds a mixture of experts: how many there are is what the directory lists, and has to be what the router says.
+//! Binds a mixture of experts. The number of experts is the number of the router's rows, and the tensors must agree with it.
 
-use super::bind::Binder;
-use super::{Ffn, Linear, Moe};
-use crate::container::Arch;
+use super::binder::Binder;
+use super::network::{Ffn, GateUp, Moe};
 use crate::error::{Result, bail};
 
 impl Binder<'_> {
-    /// The mixture of a layer that has a router. Its tensors are named `at`.
+    /// The mixture of layer number `layer`, which has a router and whose tensors have the prefix `at`.
     ///
-    /// Errors: `Parse` for a header without `arch.moe` and for numbers that contradict each other, `MissingTensor` for an
-    /// expert that the router knows and the directory lacks, `UnsupportedModel` for experts of several widths or with biases.
-    pub(super) fn moe(&mut self, arch: &Arch, layer: usize, at: &str) -> Result<Moe> {
+    /// Errors: `Parse` for a header without `arch.moe` and for contradicting numbers, `MissingTensor` for missing experts,
+    /// `UnsupportedModel` for experts of several widths or with biases.
+    pub(super) fn moe(&mut self, layer: usize, at: &str) -> Result<Moe> {
         let name = |part: &str| format!("{at}.mlp.{part}");
-        let hidden = arch.hidden_size;
+        let hidden = self.arch.hidden_size;
         let router_name = name("gate.weight");
-        let Some(constants) = &arch.moe else {
+        let Some(constants) = &self.arch.moe else {
             bail!(
                 Parse,
                 "tensor '{router_name}' is a router, but the header has no arch.moe"
             );
         };
-        let rows = self.tensors.find(&router_name);
-        let rows = rows.map_or(0, |id| self.tensors.infos()[id].rows_cols().0);
+        let rows = self.rows(&router_name).unwrap_or(0);
         if rows == 0 || rows > constants.num_experts {
             bail!(
                 Parse,
@@ -33,7 +31,7 @@ impl Binder<'_> {
         let mut experts: Vec<Ffn> = Vec::new();
         for expert in 0..rows {
             let prefix = name(&format!("experts.{expert}"));
-            let ffn = self.ffn(&prefix, hidden)?;
+            let ffn = self.ffn(&prefix)?;
             refuse_odd(&ffn, &prefix)?;
             if let Some(first) = experts.first()
                 && first.down.cols != ffn.down.cols
@@ -48,14 +46,14 @@ impl Binder<'_> {
             experts.push(ffn);
         }
         let beyond = ["gate_proj.weight", "gate_up_proj.weight"].map(|part| name(&format!("experts.{rows}.{part}")));
-        if let Some(extra) = beyond.iter().find(|extra| self.tensors.find(extra).is_some()) {
+        if let Some(extra) = beyond.iter().find(|extra| self.has(extra)) {
             bail!(
                 Parse,
-                "tensor '{extra}' belongs to an expert that the router does not know: '{router_name}' has {rows} rows"
+                "tensor '{extra}' belongs to an expert without a row in '{router_name}', which has {rows} rows"
             );
         }
         let shared_prefix = name("shared_expert");
-        // A part of it is enough: what is missing is then asked for by name.
+        // One of its tensors is enough, so that an error names the missing ones.
         let has_shared = [
             ".gate_proj.weight",
             ".up_proj.weight",
@@ -64,26 +62,26 @@ impl Binder<'_> {
             "_gate.weight",
         ]
         .iter()
-        .any(|part| self.tensors.find(&format!("{shared_prefix}{part}")).is_some());
-        let shared = match has_shared {
-            true => Some(self.ffn(&shared_prefix, hidden)?),
-            false => None,
-        };
-        let mut shared_gate: Option<Linear> = None;
-        if let Some(ffn) = &shared {
-            refuse_odd(ffn, &shared_prefix)?;
+        .any(|part| self.has(&format!("{shared_prefix}{part}")));
+        let (mut shared, mut shared_gate) = (None, None);
+        if has_shared {
+            let ffn = self.ffn(&shared_prefix)?;
+            refuse_odd(&ffn, &shared_prefix)?;
+            shared = Some(ffn);
             let gate = name("shared_expert_gate");
-            if self.tensors.find(&format!("{gate}.weight")).is_some() {
+            if self.has(&format!("{gate}.weight")) {
                 shared_gate = Some(self.linear(&gate, 1, hidden)?);
             }
         }
-        for linear in [Some(&router), shared_gate.as_ref()].into_iter().flatten() {
-            if linear.bias.is_some() {
-                bail!(UnsupportedModel, "layer {layer}: a bias of the router");
-            }
+        if [Some(router), shared_gate]
+            .iter()
+            .flatten()
+            .any(|linear| linear.bias.is_some())
+        {
+            bail!(UnsupportedModel, "layer {layer}: routers with a bias are not supported");
         }
         Ok(Moe {
-            expert_bias: self.shaped(&name("expert_bias"), &[rows as u64])?,
+            expert_bias: self.optional(&name("expert_bias"), &[rows as u64])?,
             top_k: constants.top_k.min(rows),
             renormalise: constants.norm_topk_prob,
             sigmoid: constants.router_sigmoid,
@@ -96,17 +94,20 @@ impl Binder<'_> {
     }
 }
 
-/// Errors: `UnsupportedModel` for biases, `Parse` for a network of no width.
+/// Refuses experts that the kernels do not support. Errors: `UnsupportedModel` for biases, `Parse` for a width of 0.
 fn refuse_odd(ffn: &Ffn, prefix: &str) -> Result<()> {
     if ffn.down.cols == 0 {
-        bail!(Parse, "'{prefix}' is 0 wide");
+        bail!(Parse, "the width of '{prefix}' is 0");
     }
     let gate_up = match &ffn.gate_up {
-        super::GateUp::Split(gate, up) => [gate.bias, up.bias],
-        super::GateUp::Fused(both) => [both.bias, None],
+        GateUp::Split(gate, up) => [gate.bias, up.bias],
+        GateUp::Fused(both) => [both.bias, None],
     };
     if gate_up.iter().any(Option::is_some) || ffn.down.bias.is_some() {
-        bail!(UnsupportedModel, "'{prefix}' has biases; those of experts are unknown");
+        bail!(
+            UnsupportedModel,
+            "'{prefix}' has biases, which are not supported in experts"
+        );
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! Rotary frequencies from the header's constants. Angles and tables are the plan's business.
+//! Rotary frequencies from the header's constants.
 
-use super::Rope;
-use crate::container::Arch;
+use super::network::Rope;
 use crate::error::{Result, bail};
+use crate::source::Arch;
 
-/// The frequencies of layers that see every position.
+/// The frequencies of layers without a window.
 ///
 /// `theta^(-2i/rot)`, divided by `rope_freq_factors[i]`; with YaRN blended between the plain and the interpolated frequency
 /// (Peng et al., "YaRN", section 3.2, with the correction range floored and ceiled as in transformers).
@@ -46,10 +46,10 @@ pub fn global(arch: &Arch) -> Result<Rope> {
     })
 }
 
-/// Positions that the header's rotation is right for, `None` = all.
+/// The longest context for which the header's rotation is correct, `None` = any.
 ///
-/// LongRoPE has two lists of divisors, and a header has room for one: that of short contexts, with a YaRN that stretches
-/// nothing for the factor. In a longer context the model turns every position by the other list.
+/// LongRoPE has two lists of divisors, and a header holds only the one for short contexts, with a YaRN of factor 1 for the
+/// factor of cos and sin. Longer contexts would need the other list, for all positions.
 pub fn ends(arch: &Arch) -> Option<usize> {
     let short = arch.yarn.as_ref().filter(|yarn| yarn.factor == 1.0);
     short
@@ -57,7 +57,7 @@ pub fn ends(arch: &Arch) -> Option<usize> {
         .map(|yarn| yarn.original_max_position_embeddings)
 }
 
-/// The frequencies of layers that see a window: their own base, and no scaling.
+/// The frequencies of layers with a window: a base of their own, and no scaling.
 pub fn local(arch: &Arch) -> Result<Rope> {
     let share = arch.local_partial_rotary_factor.unwrap_or(arch.partial_rotary_factor);
     let rot = rotated(arch, share)?;
@@ -72,7 +72,7 @@ fn plain(theta: f64, rot: usize) -> Vec<f64> {
     (0..rot / 2).map(|i| theta.powf(-2.0 * i as f64 / rot as f64)).collect()
 }
 
-/// Elements of a head that turn. The kernels turn whole vectors of 4 pairs.
+/// Rotated elements of a head. The kernels rotate whole vectors of 4 pairs.
 fn rotated(arch: &Arch, share: f64) -> Result<usize> {
     let rot = (arch.head_dim as f64 * share) as usize;
     if rot == 0 || !rot.is_multiple_of(8) || !arch.head_dim.is_multiple_of(8) || arch.head_dim > 256 {

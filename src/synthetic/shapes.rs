@@ -1,13 +1,13 @@
 //! The shapes of known networks: dimensions, and which tensors they have. No weights here.
 
-use crate::container::{Arch, Header};
 use crate::error::{Result, bail};
+use crate::source::Arch;
 use serde_json::{Value, json};
 
 /// A network's dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// What it is called on the command line.
+    /// Its name.
     pub name: &'static str,
     /// Elements of the residual stream.
     pub hidden: usize,
@@ -19,13 +19,13 @@ pub struct Shape {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Width of a dense feed-forward network; 0 where all are mixtures.
+    /// Width of the dense feed-forward networks; 0 if all layers are mixtures of experts.
     pub width: usize,
     /// Tokens of the vocabulary.
     pub vocab: usize,
     /// Positions it was trained for.
     pub positions: usize,
-    /// Whether the output projection is the embedding.
+    /// Whether the output projection shares the embedding's weights.
     pub tied: bool,
     /// Whether query and key heads are normalised.
     pub qk_norm: bool,
@@ -33,9 +33,9 @@ pub struct Shape {
     pub gated: bool,
     /// Share of a head that is rotated.
     pub rotary: f64,
-    /// The mixtures of experts, where feed-forward networks are such.
+    /// The mixtures of experts, if the layers have them.
     pub experts: Option<ExpertShape>,
-    /// The recurrent layers, where there are such.
+    /// The recurrent layers, if there are any.
     pub delta: Option<DeltaShape>,
 }
 
@@ -44,7 +44,7 @@ pub struct Shape {
 pub struct ExpertShape {
     /// Experts of a layer.
     pub count: usize,
-    /// Experts a token takes.
+    /// Experts used per token.
     pub top_k: usize,
     /// Width of an expert.
     pub width: usize,
@@ -59,15 +59,15 @@ pub struct DeltaShape {
     pub key_heads: usize,
     /// Heads of values and states.
     pub value_heads: usize,
-    /// Elements of a head of either.
+    /// Elements of a key head and of a value head.
     pub head_dim: usize,
     /// Positions under the convolution.
     pub taps: usize,
-    /// Every so many layers the last attends; the others are recurrent.
+    /// Every layer whose number, from 1, is a multiple of this is softmax attention; the others are recurrent.
     pub attends_every: usize,
 }
 
-/// What the known shapes have in common.
+/// Values that most shapes share.
 const PLAIN: Shape = Shape {
     name: "",
     hidden: 0,
@@ -87,8 +87,8 @@ const PLAIN: Shape = Shape {
 };
 
 /// Dimensions are those of each model's published `config.json` on the Hugging Face hub: HuggingFaceTB/SmolLM2-135M,
-/// meta-llama/Llama-3.1-8B, Qwen/Qwen3-8B, Qwen/Qwen3-30B-A3B, Qwen/Qwen3.5-27B and Qwen/Qwen3.5-35B-A3B (of the last two
-/// the text network, without its draft head).
+/// meta-llama/Llama-3.1-8B, Qwen/Qwen3-8B, Qwen/Qwen3-30B-A3B, Qwen/Qwen3.5-27B and Qwen/Qwen3.5-35B-A3B (the last two
+/// without vision and draft head).
 const SHAPES: [Shape; 6] = [
     Shape {
         name: "smollm2-135m",
@@ -194,14 +194,14 @@ const SHAPES: [Shape; 6] = [
     },
 ];
 
-/// How a tensor's type is chosen.
+/// The role of a tensor, by which its type is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Role {
     /// The embedding or the output projection.
     Table,
-    /// What decides about experts or decays: small, and kept exact.
-    Choice,
-    /// All others.
+    /// A small matrix of a router, a gate or a recurrence, kept in f16.
+    Gate,
+    /// Any other tensor.
     Matrix,
 }
 
@@ -217,7 +217,7 @@ impl Shape {
             Some(shape) => Ok(shape.clone()),
             None => bail!(
                 Usage,
-                "no synthetic model '{name}'; there are {}",
+                "there is no synthetic model '{name}'; known are {}",
                 Shape::names().collect::<Vec<_>>().join(", ")
             ),
         }
@@ -274,84 +274,84 @@ impl Shape {
                 "shared_expert_intermediate_size": (experts.shared != 0).then_some(experts.shared),
             });
         }
-        match json!({ "arch": arch }) {
-            Value::Object(header) => Ok(Header::from_json(&header)?.arch),
-            _ => bail!(Parse, "the header is not an object"),
+        match arch {
+            Value::Object(arch) => Arch::from_json(&arch),
+            _ => bail!(Parse, "arch is not an object"),
         }
     }
 
     /// Every tensor with its dimensions.
-    pub(super) fn tensors(&self) -> Vec<(String, Part, Vec<usize>)> {
+    pub(super) fn tensors(&self) -> Vec<(String, Role, Vec<usize>)> {
         let mut all = vec![(
             "model.embed_tokens.weight".to_string(),
-            Part::Table,
+            Role::Table,
             vec![self.vocab, self.hidden],
         )];
         for layer in 0..self.layers {
-            let mut add = |name: &str, part, dims: &[usize]| {
-                all.push((format!("model.layers.{layer}.{name}"), part, dims.to_vec()));
+            let mut add = |name: &str, role, dims: &[usize]| {
+                all.push((format!("model.layers.{layer}.{name}"), role, dims.to_vec()));
             };
-            add("input_layernorm.weight", Part::Matrix, &[self.hidden]);
+            add("input_layernorm.weight", Role::Matrix, &[self.hidden]);
             match self.delta.filter(|_| self.recurs(layer)) {
                 Some(delta) => self.delta_net(&delta, &mut add),
                 None => self.attention(&mut add),
             }
-            add("post_attention_layernorm.weight", Part::Matrix, &[self.hidden]);
+            add("post_attention_layernorm.weight", Role::Matrix, &[self.hidden]);
             match self.experts {
                 Some(experts) => self.mixture(&experts, &mut add),
                 None => self.ffn("mlp", self.width, &mut add),
             }
         }
-        all.push(("model.norm.weight".into(), Part::Matrix, vec![self.hidden]));
+        all.push(("model.norm.weight".into(), Role::Matrix, vec![self.hidden]));
         if !self.tied {
-            all.push(("lm_head.weight".into(), Part::Table, vec![self.vocab, self.hidden]));
+            all.push(("lm_head.weight".into(), Role::Table, vec![self.vocab, self.hidden]));
         }
         all
     }
 
-    fn attention(&self, add: &mut dyn FnMut(&str, Part, &[usize])) {
+    fn attention(&self, add: &mut dyn FnMut(&str, Role, &[usize])) {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let queries = if self.gated { 2 * q } else { q };
-        add("self_attn.q_proj.weight", Part::Matrix, &[queries, self.hidden]);
-        add("self_attn.k_proj.weight", Part::Matrix, &[kv, self.hidden]);
-        add("self_attn.v_proj.weight", Part::Matrix, &[kv, self.hidden]);
-        add("self_attn.o_proj.weight", Part::Matrix, &[self.hidden, q]);
+        add("self_attn.q_proj.weight", Role::Matrix, &[queries, self.hidden]);
+        add("self_attn.k_proj.weight", Role::Matrix, &[kv, self.hidden]);
+        add("self_attn.v_proj.weight", Role::Matrix, &[kv, self.hidden]);
+        add("self_attn.o_proj.weight", Role::Matrix, &[self.hidden, q]);
         if self.qk_norm {
-            add("self_attn.q_norm.weight", Part::Matrix, &[self.head_dim]);
-            add("self_attn.k_norm.weight", Part::Matrix, &[self.head_dim]);
+            add("self_attn.q_norm.weight", Role::Matrix, &[self.head_dim]);
+            add("self_attn.k_norm.weight", Role::Matrix, &[self.head_dim]);
         }
     }
 
-    fn delta_net(&self, delta: &DeltaShape, add: &mut dyn FnMut(&str, Part, &[usize])) {
+    fn delta_net(&self, delta: &DeltaShape, add: &mut dyn FnMut(&str, Role, &[usize])) {
         let values = delta.value_heads * delta.head_dim;
         let channels = 2 * delta.key_heads * delta.head_dim + values;
-        add("linear_attn.in_proj_qkv.weight", Part::Matrix, &[channels, self.hidden]);
-        add("linear_attn.in_proj_z.weight", Part::Matrix, &[values, self.hidden]);
+        add("linear_attn.in_proj_qkv.weight", Role::Matrix, &[channels, self.hidden]);
+        add("linear_attn.in_proj_z.weight", Role::Matrix, &[values, self.hidden]);
         for gate in ["linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight"] {
-            add(gate, Part::Choice, &[delta.value_heads, self.hidden]);
+            add(gate, Role::Gate, &[delta.value_heads, self.hidden]);
         }
-        add("linear_attn.conv1d.weight", Part::Choice, &[channels, 1, delta.taps]);
-        add("linear_attn.A_log", Part::Matrix, &[delta.value_heads]);
-        add("linear_attn.dt_bias", Part::Matrix, &[delta.value_heads]);
-        add("linear_attn.norm.weight", Part::Matrix, &[delta.head_dim]);
-        add("linear_attn.out_proj.weight", Part::Matrix, &[self.hidden, values]);
+        add("linear_attn.conv1d.weight", Role::Gate, &[channels, 1, delta.taps]);
+        add("linear_attn.A_log", Role::Matrix, &[delta.value_heads]);
+        add("linear_attn.dt_bias", Role::Matrix, &[delta.value_heads]);
+        add("linear_attn.norm.weight", Role::Matrix, &[delta.head_dim]);
+        add("linear_attn.out_proj.weight", Role::Matrix, &[self.hidden, values]);
     }
 
-    fn mixture(&self, experts: &ExpertShape, add: &mut dyn FnMut(&str, Part, &[usize])) {
-        add("mlp.gate.weight", Part::Choice, &[experts.count, self.hidden]);
+    fn mixture(&self, experts: &ExpertShape, add: &mut dyn FnMut(&str, Role, &[usize])) {
+        add("mlp.gate.weight", Role::Gate, &[experts.count, self.hidden]);
         for expert in 0..experts.count {
             self.ffn(&format!("mlp.experts.{expert}"), experts.width, add);
         }
         if experts.shared != 0 {
             self.ffn("mlp.shared_expert", experts.shared, add);
-            add("mlp.shared_expert_gate.weight", Part::Choice, &[1, self.hidden]);
+            add("mlp.shared_expert_gate.weight", Role::Gate, &[1, self.hidden]);
         }
     }
 
-    fn ffn(&self, at: &str, width: usize, add: &mut dyn FnMut(&str, Part, &[usize])) {
-        add(&format!("{at}.gate_proj.weight"), Part::Matrix, &[width, self.hidden]);
-        add(&format!("{at}.up_proj.weight"), Part::Matrix, &[width, self.hidden]);
-        add(&format!("{at}.down_proj.weight"), Part::Matrix, &[self.hidden, width]);
+    fn ffn(&self, at: &str, width: usize, add: &mut dyn FnMut(&str, Role, &[usize])) {
+        add(&format!("{at}.gate_proj.weight"), Role::Matrix, &[width, self.hidden]);
+        add(&format!("{at}.up_proj.weight"), Role::Matrix, &[width, self.hidden]);
+        add(&format!("{at}.down_proj.weight"), Role::Matrix, &[self.hidden, width]);
     }
 }
 
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn elements_are_as_many_as_the_names_say() {
-        // 10⁹ elements, those of embedding and head included; the last two without vision and draft head.
+        // 10⁹ elements, embedding and output projection included; the last two without vision and draft head.
         for (name, billions) in [
             ("smollm2-135m", 0.1345),
             ("llama-8b", 8.03),

@@ -1,89 +1,17 @@
 //! Text in, text out: the tokenizer, the chat template, and the stream that turns tokens back into text.
 //!
-//! Everything here comes from the model file or the user and is untrusted. Knows no tensors, kernels or devices.
+//! All inputs come from the model file or the user and are untrusted. This module does not depend on tensors, kernels
+//! or devices.
 //!
-//! A prompt is made in three steps, so that special tokens in what a user wrote stay ordinary text: [`guard_messages`],
+//! A prompt is made in three steps, so that special tokens in messages stay ordinary text: [`guard_messages`],
 //! [`ChatTemplate::render`], [`Tokenizer::encode_guarded`].
 
+mod special;
 mod stream;
 mod template;
 mod tokenizer;
 
+pub use special::{guard_messages, special_tokens_map};
 pub use stream::TextStream;
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::Tokenizer;
-
-use crate::error::{Result, bail};
-use serde_json::{Map, Value};
-
-/// Deepest nesting of a message.
-const MAX_MESSAGE_DEPTH: usize = 128;
-
-/// The special tokens that templates know by name, from the ids the model file gives: `bos_token`, `eos_token`, `pad_token`.
-/// Names without an id are absent.
-///
-/// Errors: `Tokenizer` when an id has no token.
-pub fn special_tokens_map(
-    tokenizer: &Tokenizer,
-    bos: Option<u32>,
-    eos: Option<u32>,
-    pad: Option<u32>,
-) -> Result<Map<String, Value>> {
-    let mut map = Map::new();
-    for (name, id) in [("bos_token", bos), ("eos_token", eos), ("pad_token", pad)] {
-        let Some(id) = id else { continue };
-        let Some(token) = tokenizer.token(id) else {
-            bail!(
-                Tokenizer,
-                "{name} has id {id}, which has no token among {}",
-                tokenizer.vocab_size()
-            );
-        };
-        map.insert(name.to_string(), Value::String(token));
-    }
-    Ok(map)
-}
-
-/// `messages` with every special token in their texts broken by [`Tokenizer::guard`]. Roles stay as they are, because
-/// templates compare them.
-///
-/// Errors: `Usage` for messages nested too deeply.
-pub fn guard_messages(tokenizer: &Tokenizer, messages: &[Value]) -> Result<Vec<Value>> {
-    let guard_message = |message: &Value| match message {
-        Value::Object(fields) => {
-            let guard_field = |(key, value): (&String, &Value)| {
-                let value = if key == "role" {
-                    value.clone()
-                } else {
-                    guard_value(tokenizer, value, 0)?
-                };
-                Ok((key.clone(), value))
-            };
-            Ok(Value::Object(fields.iter().map(guard_field).collect::<Result<_>>()?))
-        }
-        other => guard_value(tokenizer, other, 0),
-    };
-    messages.iter().map(guard_message).collect()
-}
-
-fn guard_value(tokenizer: &Tokenizer, value: &Value, depth: usize) -> Result<Value> {
-    if depth > MAX_MESSAGE_DEPTH {
-        bail!(Usage, "messages nest at most {MAX_MESSAGE_DEPTH} levels deep");
-    }
-    Ok(match value {
-        Value::String(text) => Value::String(tokenizer.guard(text)),
-        Value::Array(items) => Value::Array(
-            items
-                .iter()
-                .map(|item| guard_value(tokenizer, item, depth + 1))
-                .collect::<Result<_>>()?,
-        ),
-        Value::Object(fields) => Value::Object(
-            fields
-                .iter()
-                .map(|(key, value)| Ok((tokenizer.guard(key), guard_value(tokenizer, value, depth + 1)?)))
-                .collect::<Result<_>>()?,
-        ),
-        other => other.clone(),
-    })
-}

@@ -1,11 +1,13 @@
-//! Tokens to text one by one: only text that no later token can change, and nothing that may belong to a stop string.
+//! Decodes an answer token by token. Returns only text that later tokens cannot change and that is not part of a stop
+//! string.
 //!
-//! The pieces together are exactly the decoding of all tokens at once. A token costs the same however many came before.
+//! The pieces together equal the decoding of all tokens at once. The cost of a token does not depend on the tokens
+//! before it.
 
 use super::tokenizer::{Joining, Tokenizer, byte_token};
 use crate::error::{Error, Kind, Result, bail};
 
-/// Most stop strings, and the most bytes of one.
+/// Most stop strings, and most bytes of one.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 4096;
 
@@ -14,20 +16,23 @@ const MAX_STOP_BYTES: usize = 4096;
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     skip_special: bool,
-    /// Tokens whose text is not out yet.
+    /// Tokens whose text was not returned yet.
     pending: Vec<u32>,
-    /// Bytes of an incomplete character.
+    /// Bytes of an incomplete UTF-8 character.
     bytes: Vec<u8>,
-    /// No text came yet, so that the next token is decoded as the first.
+    /// Whether no text was decoded yet; the first token may be decoded differently.
     at_start: bool,
     stop: StopStrings,
 }
 
-impl<'a> TextStream<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool, stop: &[String]) -> Result<TextStream<'a>> {
+impl Tokenizer {
+    /// Starts a stream that decodes tokens one by one and ends at the first of the `stop` strings.
+    ///
+    /// Errors: `Usage` for too many stop strings, and for empty or too long ones.
+    pub fn stream(&self, skip_special: bool, stop: &[String]) -> Result<TextStream<'_>> {
         let stop = StopStrings::new(stop)?;
         Ok(TextStream {
-            tokenizer,
+            tokenizer: self,
             skip_special,
             pending: Vec::new(),
             bytes: Vec::new(),
@@ -35,8 +40,11 @@ impl<'a> TextStream<'a> {
             stop,
         })
     }
+}
 
-    /// Takes the next token and returns the text that is now certain, often none. After a stop string there is none.
+impl TextStream<'_> {
+    /// Takes the next token and returns the text that has become final, which may be empty. Returns nothing after a
+    /// stop string.
     pub fn push(&mut self, id: u32) -> Result<String> {
         if self.stop.matched.is_some() {
             return Ok(String::new());
@@ -45,9 +53,8 @@ impl<'a> TextStream<'a> {
         Ok(self.stop.push(&text))
     }
 
-    /// The rest of the text, at the end of the answer. An incomplete character becomes U+FFFD.
-    ///
-    /// Whether the rest holds a stop string tells [`stopped`](Self::stopped).
+    /// The rest of the text, at the end of the answer. An incomplete character becomes U+FFFD. The rest may end at a
+    /// stop string, see [`stopped`](Self::stopped).
     pub fn finish(&mut self) -> Result<String> {
         if self.stop.matched.is_some() {
             return Ok(String::new());
@@ -63,7 +70,7 @@ impl<'a> TextStream<'a> {
         Ok(out)
     }
 
-    /// The stop string that ended the text. It and what follows it are not part of the text.
+    /// The stop string that ended the text, if any. The returned text ends before it.
     pub fn stopped(&self) -> Option<&str> {
         self.stop.matched.as_deref()
     }
@@ -85,7 +92,7 @@ impl<'a> TextStream<'a> {
             }
             Joining::Local { byte_runs, .. } => {
                 self.pending.push(id);
-                // The text of a run of bytes is known when the run ends.
+                // Decode a run of byte tokens when it ends.
                 if byte_runs && byte_token(&token).is_some() {
                     Ok(String::new())
                 } else {
@@ -109,12 +116,15 @@ impl<'a> TextStream<'a> {
                 window.append(&mut self.pending);
                 match decode(&window)?.strip_prefix(&before) {
                     Some(text) => Ok(text.to_string()),
-                    None => Err(Error::new(Kind::Tokenizer, "a token changes the text before it")),
+                    None => Err(Error::new(
+                        Kind::Tokenizer,
+                        "a token changes the text of the tokens before it",
+                    )),
                 }
             }
             _ => {
                 let text = decode(&self.pending)?;
-                // The decoder may have taken the blanks of all tokens so far for the start of the text.
+                // The decoder may strip leading spaces; keep the tokens until there is text.
                 if !text.is_empty() {
                     self.pending.clear();
                     self.at_start = false;
@@ -125,8 +135,8 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// The byte that a character of the byte-level alphabet stands for: printable Latin-1 stands for itself, the other 68 bytes
-/// are U+0100 and following, in order.
+/// The byte that a character of the byte-level alphabet stands for: printable Latin-1 characters stand for themselves,
+/// U+0100 to U+0143 for the other 68 bytes in order.
 fn byte_of_char(c: char) -> Option<u8> {
     let code = u32::from(c);
     let byte = match code {
@@ -139,7 +149,7 @@ fn byte_of_char(c: char) -> Option<u8> {
     u8::try_from(byte).ok()
 }
 
-/// Removes all complete characters from the front of `bytes`; invalid bytes become U+FFFD as in a lossy conversion.
+/// Removes the complete characters at the start of `bytes` and returns them; invalid bytes become U+FFFD.
 fn take_complete(bytes: &mut Vec<u8>) -> String {
     let mut out = String::new();
     loop {
@@ -167,7 +177,7 @@ fn take_complete(bytes: &mut Vec<u8>) -> String {
     }
 }
 
-/// Looks for stop strings in a text that comes in pieces.
+/// Finds stop strings in a text that arrives in pieces.
 #[derive(Debug)]
 struct StopStrings {
     stops: Vec<String>,
@@ -179,7 +189,11 @@ struct StopStrings {
 impl StopStrings {
     fn new(stops: &[String]) -> Result<StopStrings> {
         if stops.len() > MAX_STOPS {
-            bail!(Usage, "{} stop strings, at most {MAX_STOPS} are allowed", stops.len());
+            bail!(
+                Usage,
+                "there are {} stop strings, expected at most {MAX_STOPS}",
+                stops.len()
+            );
         }
         for stop in stops {
             if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
@@ -197,7 +211,7 @@ impl StopStrings {
         })
     }
 
-    /// Takes more text and returns what is certainly not part of a stop string.
+    /// Takes more text and returns the text that is not part of a stop string.
     fn push(&mut self, text: &str) -> String {
         if text.is_empty() {
             return String::new();
@@ -213,7 +227,7 @@ impl StopStrings {
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
         }
-        // Keep the longest end that starts a stop string; it is shorter than the longest of them.
+        // Keep the longest suffix that is the start of a stop string.
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let earliest = self.held.len().saturating_sub(longest.saturating_sub(1));
         let keep = (earliest..self.held.len())
@@ -234,7 +248,7 @@ mod tests {
         let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of_char).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
-        // Blank, new line and U+00AD as the byte-level alphabet spells them.
+        // Space, new line and U+00AD in the byte-level alphabet.
         assert_eq!(
             ['\u{120}', '\u{10a}', '\u{143}', 'a', ' '].map(byte_of_char),
             [Some(b' '), Some(b'\n'), Some(0xad), Some(b'a'), None]

@@ -1,11 +1,12 @@
-//! Renders a conversation with the model's own chat template, an untrusted program.
+//! Renders a conversation with the chat template of a model, which is an untrusted program.
 //!
-//! Reproduces the environment that templates are written for (trimmed blocks, Python methods, `tojson`, `strftime_now`,
-//! `raise_exception`, `generation` blocks) and bounds what one rendering may cost. Knows no tokens and no model.
+//! Reproduces the environment that chat templates are written for (trimmed blocks, Python methods, `tojson`,
+//! `strftime_now`, `raise_exception`, `generation` blocks), and limits the time and memory of a rendering.
 
 mod clock;
 mod harden;
 mod json;
+mod lexer;
 mod python;
 mod repr;
 mod scan;
@@ -18,18 +19,19 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::time::SystemTime;
 
-/// The name under which the engine knows the template.
+/// Name of the template in minijinja.
 const NAME: &str = "chat_template";
-/// Parsing and rendering recurse; a template within the limits of `scan` needs less than this, in bytes.
+/// Stack for parsing and rendering, in bytes. They recurse; a template within the limits of `scan` needs less than
+/// this.
 const STACK: usize = 256 << 20;
-/// What a rendering may cost: one unit is one instruction or 64 bytes of text.
+/// Fuel of a rendering. One unit pays for one instruction or 64 bytes of text.
 const BASE_FUEL: u64 = 250_000;
 const FUEL_PER_MESSAGE: u64 = 1_000;
-/// One unit more for so many bytes of input: each byte may be copied 32 times.
+/// One more unit for so many bytes of input, so that each byte may be copied 32 times.
 const INPUT_BYTES_PER_FUEL: u64 = 2;
 /// Deepest nesting of messages, tools and variables.
 const MAX_INPUT_DEPTH: usize = 128;
-/// Variables that the caller does not set by name.
+/// Variables that callers cannot set in `kwargs`.
 const RESERVED: [&str; 5] = [
     "messages",
     "tools",
@@ -37,29 +39,29 @@ const RESERVED: [&str; 5] = [
     "add_generation_prompt",
     "strftime_now",
 ];
-/// Marks the end of the final message while it is rendered; a noncharacter, which no text holds. The blank after it
-/// tells whether the template trims.
+/// Marks the end of the final message while it is rendered: a Unicode noncharacter, which ordinary text does not
+/// contain, and a space, which is missing in the prompt if the template trims messages.
 const END_MARK: &str = "\u{fdd1} ";
 
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                       {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// What to render besides the messages.
+/// The inputs of a rendering besides the messages.
 #[derive(Clone, Debug, Default)]
 pub struct RenderOptions {
-    /// Ends the prompt with the header of an assistant message.
+    /// Ends the prompt with the start of an assistant message.
     pub add_generation_prompt: bool,
-    /// Ends the prompt inside the last message, which the model then continues.
+    /// Ends the prompt within the last message, so that the model continues it.
     pub continue_final_message: bool,
-    /// Tool descriptions, `tools` in the template; absent is `none`.
+    /// Tool descriptions: the variable `tools`, `none` if absent.
     pub tools: Option<Value>,
-    /// Documents for retrieval, `documents` in the template; absent is `none`.
+    /// Documents for retrieval: the variable `documents`, `none` if absent.
     pub documents: Option<Value>,
-    /// `bos_token`, `eos_token` and their like; see [`special_tokens_map`](super::special_tokens_map).
+    /// Variables for special tokens, see [`special_tokens_map`](crate::text::special_tokens_map).
     pub special_tokens: Map<String, Value>,
-    /// Further variables (`enable_thinking`, ...); they override special tokens.
+    /// Further variables, such as `enable_thinking`. They override those for special tokens.
     pub kwargs: Map<String, Value>,
-    /// The moment `strftime_now` tells, read as UTC; absent is the system clock.
+    /// The time for `strftime_now`, which writes it in UTC. The system clock if absent.
     pub now: Option<SystemTime>,
 }
 
@@ -69,7 +71,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
 }
 
-/// The template's own refusal, told apart from failures of the engine.
+/// The message of `raise_exception`, to distinguish it from errors of minijinja.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -84,7 +86,8 @@ impl std::error::Error for Raised {}
 impl ChatTemplate {
     /// Compiles `source`.
     ///
-    /// Errors: `Template` with the line, for syntax errors, tags that load other templates, and sources past the limits.
+    /// Errors: `Template` with the line, for syntax errors, tags that load other templates, and sources above the
+    /// limits.
     pub fn new(source: &str) -> Result<ChatTemplate> {
         let source = scan::prepare(source)?;
         let mut environment = environment()?;
@@ -97,27 +100,27 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment })
     }
 
-    /// The ChatML template, for a model file that has none.
+    /// The ChatML template, for model files without a template.
     pub fn chatml() -> Result<ChatTemplate> {
         ChatTemplate::new(CHATML)
     }
 
     /// The prompt for `messages`, each an object with `role`, `content` and so on.
     ///
-    /// As the reference implementation does, keys whose value is null are dropped, `reasoning` and `thinking` are copied to
-    /// `reasoning_content`, and tool call arguments given as a string that holds a JSON object become that object.
+    /// Like the reference implementation, it drops keys whose value is null, copies `reasoning` and `thinking` to
+    /// `reasoning_content`, and replaces tool call arguments that are a JSON object in a string by that object.
     ///
-    /// Errors: `Template` for a refusal of the template (the message is the template's) or a failure in it (with the
-    /// line), `Usage` for messages and options that make no sense.
+    /// Errors: `Template` if the template calls `raise_exception` (with its message) or fails (with the line);
+    /// `Usage` for invalid messages and options.
     pub fn render(&self, messages: &[Value], options: &RenderOptions) -> Result<String> {
         if options.continue_final_message && options.add_generation_prompt {
             bail!(
                 Usage,
-                "continue_final_message and add_generation_prompt exclude each other"
+                "continue_final_message and add_generation_prompt cannot be combined"
             );
         }
         if options.continue_final_message && messages.is_empty() {
-            bail!(Usage, "continue_final_message: there is no message to continue");
+            bail!(Usage, "continue_final_message needs at least one message");
         }
         on_large_stack(|| self.render_here(messages, options))
     }
@@ -128,7 +131,7 @@ impl ChatTemplate {
         let mut final_text = None;
         for (i, message) in messages.iter().enumerate() {
             let Value::Object(message) = message else {
-                bail!(Usage, "message {i} is not an object");
+                bail!(Usage, "message {i} is not a JSON object");
             };
             let mut message = prepare(message);
             if options.continue_final_message && i + 1 == messages.len() {
@@ -193,7 +196,7 @@ fn environment() -> Result<Environment<'static>> {
     repr::install(&mut environment);
     harden::install(&mut environment);
     environment.remove_global("debug");
-    // Not part of the language that templates are written in, and able to grow a value without limit.
+    // Jinja has no such filters, and they can grow a value without limit.
     for filter in ["chain", "zip"] {
         environment.remove_filter(filter);
     }
@@ -208,7 +211,7 @@ fn environment() -> Result<Environment<'static>> {
     Ok(environment)
 }
 
-/// Runs `work` where deep, but bounded, recursion cannot overflow the stack.
+/// Runs `work` in a thread whose stack is large enough for deep recursion.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -218,15 +221,18 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
             Ok(handle) => handle.join().unwrap_or_else(|_| {
                 Err(Error::new(
                     Kind::Template,
-                    "the template engine failed on this template",
+                    "the template engine panicked on this template",
                 ))
             }),
-            Err(err) => Err(Error::new(Kind::Io, format!("no thread for the chat template: {err}"))),
+            Err(err) => Err(Error::new(
+                Kind::Io,
+                format!("starting a thread for the chat template failed: {err}"),
+            )),
         }
     })
 }
 
-/// The engine's error in this crate's words.
+/// Converts an error of minijinja.
 fn failure(err: &minijinja::Error) -> Error {
     let mut source = std::error::Error::source(err);
     while let Some(cause) = source {
@@ -236,7 +242,7 @@ fn failure(err: &minijinja::Error) -> Error {
         source = cause.source();
     }
     let what = match (err.kind(), err.detail()) {
-        (ErrorKind::OutOfFuel, _) => "the template exceeded its budget of work and memory".to_string(),
+        (ErrorKind::OutOfFuel, _) => "the template exceeded its limits of time and memory".to_string(),
         (kind, Some(detail)) => format!("{kind}: {detail}"),
         (kind, None) => kind.to_string(),
     };
@@ -249,7 +255,7 @@ fn failure(err: &minijinja::Error) -> Error {
     )
 }
 
-/// A message as templates expect it.
+/// The message in the form that templates expect, see [`ChatTemplate::render`].
 fn prepare(message: &Map<String, Value>) -> Map<String, Value> {
     let mut message: Map<String, Value> = message
         .iter()
@@ -282,7 +288,7 @@ fn prepare(message: &Map<String, Value>) -> Map<String, Value> {
     message
 }
 
-/// Appends the end mark to the message's last text and returns that text.
+/// Appends the end mark to the last text of the message and returns the text without it.
 fn mark_end(message: &mut Map<String, Value>) -> Result<String> {
     let text = match message.get_mut("content") {
         Some(Value::String(text)) => Some(text),
@@ -293,23 +299,20 @@ fn mark_end(message: &mut Map<String, Value>) -> Result<String> {
         _ => None,
     };
     let Some(text) = text else {
-        bail!(
-            Usage,
-            "continue_final_message: the final message has no text to continue"
-        );
+        bail!(Usage, "continue_final_message needs a final message with text");
     };
     let plain = text.clone();
     text.push_str(END_MARK);
     Ok(plain)
 }
 
-/// Ends `prompt` where the final message's text ends.
+/// Cuts `prompt` at the end of `text`, the text of the final message.
 fn cut(prompt: &mut String, text: &str) -> Result<()> {
     let mark = END_MARK.trim_end();
     let Some(at) = prompt.rfind(mark).filter(|_| prompt.contains(text.trim())) else {
         bail!(
             Template,
-            "continue_final_message: the template does not show the final message"
+            "continue_final_message: the template does not print the final message"
         );
     };
     let trims = !prompt[at..].starts_with(END_MARK);
@@ -320,12 +323,12 @@ fn cut(prompt: &mut String, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// JSON as a template value; adds its bytes to `size`.
+/// Converts JSON to a template value. Adds its size to `size`: the bytes of strings and keys, and one per value.
 fn convert(value: &Value, depth: usize, size: &mut usize) -> Result<JinjaValue> {
     if depth > MAX_INPUT_DEPTH {
         bail!(
             Usage,
-            "messages and variables nest at most {MAX_INPUT_DEPTH} levels deep"
+            "messages and variables are nested too deeply, expected at most {MAX_INPUT_DEPTH} levels"
         );
     }
     *size += 1;
@@ -336,7 +339,7 @@ fn convert(value: &Value, depth: usize, size: &mut usize) -> Result<JinjaValue> 
             (Some(value), ..) => JinjaValue::from(value),
             (_, Some(value), _) => JinjaValue::from(value),
             (.., Some(value)) => JinjaValue::from(value),
-            _ => bail!(Usage, "{number} is not a number that templates know"),
+            _ => bail!(Usage, "the number {number} is not supported in templates"),
         },
         Value::String(text) => {
             *size += text.len();

@@ -1,9 +1,8 @@
 //! The tokenizer of a model file: text to token ids and back.
 //!
-//! Wraps the `tokenizers` library, checks what the library takes on trust, and keeps special tokens typed by a user from
-//! being parsed as such. Knows no model; the ids it returns are below [`Tokenizer::vocab_size`].
+//! Wraps the `tokenizers` library, checks what the library does not check, and keeps the text of special tokens in
+//! user input from being parsed as special tokens. The ids it returns are below [`Tokenizer::vocab_size`].
 
-use super::stream::TextStream;
 use crate::error::{Error, Kind, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,45 +16,44 @@ use tokenizers::{
 const MAX_FILE: usize = 256 << 20;
 /// Longest text to encode at once, in bytes.
 const MAX_TEXT: usize = 64 << 20;
-/// Ids are below this: far above every vocabulary, far below what would exhaust memory.
+/// Ids are below this limit: far above the size of any vocabulary, and small enough for tables by id.
 const MAX_VOCAB: u32 = 1 << 24;
-/// How many times longer the normalizers may make a text.
+/// Largest factor by which normalizers may lengthen a text.
 const MAX_EXPANSION: u64 = 64;
-/// Breaks a special token in a text that must not be parsed as one; a noncharacter, which no text holds.
+/// A mark that splits the text of a special token. A Unicode noncharacter, which ordinary text does not contain.
 const GUARD: char = '\u{fdd0}';
-/// Says that the next character is no mark.
+/// Escapes the next character: it is text, not a mark.
 const LITERAL: char = '\u{fdd2}';
 
 /// A checked tokenizer.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// The added tokens, set up to leave special ones in the text.
+    /// The added tokens, configured not to parse special ones.
     plain: AddedVocabulary,
-    /// Contents of special tokens by their first character.
+    /// Texts of the special tokens, by first character.
     special: BTreeMap<char, Vec<String>>,
     vocab_size: usize,
-    /// How the decoder joins tokens.
+    /// How the texts of tokens join.
     pub(super) joining: Joining,
 }
 
-/// What the text of a token depends on besides the token.
+/// How the text of a token depends on its neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Joining {
-    /// Tokens are bytes in a printable alphabet; the bytes of all tokens form UTF-8.
+    /// Each token is a string of bytes, spelled in a printable alphabet. The bytes of all tokens together are UTF-8.
     Bytes,
-    /// On nothing, except whether it comes first; runs of byte tokens (`byte_runs`) form UTF-8 together.
-    /// `anchor` is a token with text of its own that can stand in for everything before.
+    /// Independent of other tokens, except for the first token and for runs of byte tokens.
     Local {
-        /// Whether `<0xE2>` is a byte.
+        /// Whether tokens such as `<0xE2>` are bytes; a run of them is decoded as UTF-8.
         byte_runs: bool,
-        /// An ordinary token.
+        /// An ordinary token. Decoded before another token, it replaces all earlier ones.
         anchor: u32,
     },
-    /// On the tokens after it, or in a way that is not known.
+    /// Unknown, or dependent on later tokens.
     Opaque,
 }
 
-/// The parts of `tokenizer.json` that are checked before the library sees it.
+/// The sections of `tokenizer.json` that are checked before the library reads it.
 #[derive(Deserialize)]
 struct Head {
     #[serde(default)]
@@ -73,15 +71,15 @@ struct Added {
 }
 
 impl Tokenizer {
-    /// Reads the bytes of a `tokenizer.json`. Its truncation and padding sections have no effect.
+    /// Reads a `tokenizer.json`. Ignores its truncation and padding sections.
     ///
-    /// Errors: `Tokenizer` for JSON or a configuration that is invalid, added tokens whose id the rest of the file
-    /// contradicts, and sizes past the limits.
+    /// Errors: `Tokenizer` for invalid JSON, an invalid configuration, added tokens whose id differs from the
+    /// vocabulary, and sizes above the limits.
     pub fn from_json(bytes: &[u8]) -> Result<Tokenizer> {
         if bytes.len() > MAX_FILE {
             bail!(
                 Tokenizer,
-                "tokenizer.json has {} bytes, at most {MAX_FILE} are allowed",
+                "tokenizer.json has {} bytes, expected at most {MAX_FILE}",
                 bytes.len()
             );
         }
@@ -91,7 +89,7 @@ impl Tokenizer {
         if growth > MAX_EXPANSION {
             bail!(
                 Tokenizer,
-                "the normalizer makes a text up to {growth} times longer, at most {MAX_EXPANSION} is allowed"
+                "the normalizer makes a text up to {growth} times longer, expected at most {MAX_EXPANSION} times"
             );
         }
         check_decoder(head.decoder.as_ref())?;
@@ -104,7 +102,8 @@ impl Tokenizer {
                 let (content, id) = (&added.content, added.id);
                 bail!(
                     Tokenizer,
-                    "added token '{content}' has id {id}, but the vocabulary places it at {found:?}"
+                    "added token '{content}' has id {id}, but the vocabulary has {}",
+                    found.map_or("no such token".to_string(), |found| format!("id {found}"))
                 );
             }
         }
@@ -113,7 +112,7 @@ impl Tokenizer {
         if vocab.is_empty() || highest >= MAX_VOCAB {
             bail!(
                 Tokenizer,
-                "{} tokens with ids up to {highest}; ids must be below {MAX_VOCAB}",
+                "the vocabulary has {} tokens with ids up to {highest}, expected at least one token and ids below {MAX_VOCAB}",
                 vocab.len()
             );
         }
@@ -140,15 +139,15 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Token ids of `text`, in which special tokens are parsed. `add_special` adds what the file's post-processor adds
-    /// (BOS and so on); a rendered chat template holds those already.
+    /// Token ids of `text`, in which special tokens are parsed. With `add_special` the post-processor of the file
+    /// adds its tokens, such as BOS. A rendered chat template contains them already.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         check_length(text)?;
         let encoding = guarded("encoding", || self.inner.encode_fast(text, add_special))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Token ids of `text` in which special tokens are ordinary text.
+    /// Token ids of `text`, in which special tokens are ordinary text.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         check_length(text)?;
         guarded("encoding", || {
@@ -156,8 +155,9 @@ impl Tokenizer {
         })
     }
 
-    /// `text` with every special token in it broken by an invisible mark, so that [`encode_guarded`](Self::encode_guarded)
-    /// leaves it ordinary text. For what users and tools write, before a template puts it between real special tokens.
+    /// `text` with an invisible mark in every special token, so that [`encode_guarded`](Self::encode_guarded) treats
+    /// them as ordinary text. For the texts of users and tools, before a template puts them between real special
+    /// tokens.
     pub fn guard(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
@@ -175,8 +175,8 @@ impl Tokenizer {
         out
     }
 
-    /// Token ids of a text that may hold marks of [`guard`](Self::guard): special tokens are parsed where no mark breaks
-    /// them. Nothing is added.
+    /// Token ids of a text with marks of [`guard`](Self::guard). Special tokens without a mark are parsed; the
+    /// post-processor adds no tokens.
     pub fn encode_guarded(&self, text: &str) -> Result<Vec<u32>> {
         if !text.contains([GUARD, LITERAL]) {
             return self.encode(text, false);
@@ -193,9 +193,9 @@ impl Tokenizer {
         })
     }
 
-    /// Text of `ids`; ids without a token add nothing. `skip_special` leaves special tokens out.
+    /// The text of `ids`. Ids without a token are ignored; `skip_special` leaves out special tokens.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        // Some of the library's decoders fail without tokens.
+        // Some decoders of the library fail on an empty list of tokens.
         let shown = |&id: &u32| self.token(id).is_some() && !(skip_special && self.is_special(id));
         if !ids.iter().any(shown) {
             return Ok(String::new());
@@ -203,27 +203,22 @@ impl Tokenizer {
         guarded("decoding", || self.inner.decode(ids, skip_special))
     }
 
-    /// Starts to turn tokens into text one by one. See [`TextStream`].
-    pub fn stream(&self, skip_special: bool, stop: &[String]) -> Result<TextStream<'_>> {
-        TextStream::new(self, skip_special, stop)
-    }
-
-    /// The token with this id as the vocabulary spells it.
+    /// The token with this id, as written in the vocabulary.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The id of a token as the vocabulary spells it.
+    /// The id of a token, as written in the vocabulary.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// One more than the highest id. Ids below it may be unused.
+    /// The highest id plus one. Some ids below it may be unused.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// Whether the token controls the model instead of being text.
+    /// Whether the token is a control token of the model rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         self.token(id)
             .is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
@@ -237,14 +232,13 @@ impl Tokenizer {
         Ok(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
     }
 
-    /// The model's tokens of `text`. A special token that the model itself finds, because its vocabulary holds it as a
-    /// word, is spelled letter by letter.
+    /// The tokens of `text`. If the vocabulary contains a special token as a word, its text is split into characters.
     fn spell_out(&self, text: &str) -> tokenizers::Result<Vec<LibraryToken>> {
         let model = self.inner.get_model();
         let mut out = Vec::new();
         for token in model.tokenize(text)? {
             let found = text.get(token.offsets.0..token.offsets.1).unwrap_or_default();
-            // An unknown token is special too, but its text is not its name.
+            // The unknown token is special too, but its text differs from its name.
             if self.inner.get_added_vocabulary().is_special_token(found) {
                 for c in found.chars() {
                     out.extend(model.tokenize(c.encode_utf8(&mut [0; 4]))?);
@@ -256,7 +250,7 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// Cuts `piece` at added tokens, except special ones that hold a mark.
+    /// Splits `piece` at added tokens, except at special ones with a mark.
     fn split_added(
         &self,
         piece: &NormalizedString,
@@ -272,7 +266,7 @@ impl Tokenizer {
         while let Some(c) = text[at..].chars().next() {
             let found = added.iter().find(|(_, token)| {
                 let end = at + token.content.len();
-                // A mark follows the first character, which may be the only one.
+                // The mark comes after the first character, which may be the only one.
                 let breaks = |&m: &usize| m < end || m == at + c.len_utf8();
                 let marked = || marks[marks.partition_point(|&m| m <= at)..].first().is_some_and(breaks);
                 text[at..].starts_with(token.content.as_str())
@@ -302,7 +296,7 @@ impl Tokenizer {
 
     fn find_joining(&self, vocab: &HashMap<String, u32>) -> Result<Joining> {
         let decoder = serde_json::to_value(self.inner.get_decoder())
-            .map_err(|err| Error::new(Kind::Tokenizer, format!("the decoder cannot be examined: {err}")))?;
+            .map_err(|err| Error::new(Kind::Tokenizer, format!("the decoder is invalid: {err}")))?;
         let mut steps = Vec::new();
         flatten(&decoder, "decoders", &mut steps);
         let kind = |step: &Value| step["type"].as_str().unwrap_or_default().to_string();
@@ -326,7 +320,7 @@ impl Tokenizer {
                 _ => return Ok(Joining::Opaque),
             }
         }
-        // Any ordinary word will do; the shortest, first in order, so that the choice does not depend on hashing.
+        // Any ordinary word is suitable. Take the shortest, in alphabetical order, so that the choice is deterministic.
         let mut words: Vec<(&String, u32)> = vocab
             .iter()
             .filter(|(token, _)| !token.is_empty() && token.bytes().all(|b| b.is_ascii_alphabetic()))
@@ -363,7 +357,7 @@ pub(super) fn byte_token(token: &str) -> Option<u8> {
     }
 }
 
-/// The text without marks, and where (in bytes of that text) the marks were.
+/// The text without marks, and the offsets of the marks in it.
 fn unmark(text: &str) -> (String, Vec<usize>) {
     let (mut out, mut marks) = (String::with_capacity(text.len()), Vec::new());
     let mut chars = text.chars();
@@ -377,14 +371,14 @@ fn unmark(text: &str) -> (String, Vec<usize>) {
     (out, marks)
 }
 
-/// Runs the library, whose failures and panics on a hostile file become errors.
+/// Calls the library. Its errors, and its panics on hostile files, become errors.
 fn guarded<T, E: std::fmt::Display>(what: &str, work: impl FnOnce() -> Result<T, E>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(err)) => Err(Error::new(Kind::Tokenizer, format!("{what} failed: {err}"))),
         Err(_) => Err(Error::new(
             Kind::Tokenizer,
-            format!("{what} failed: the file leads the tokenizer library astray"),
+            format!("{what} failed: the tokenizer library panicked on this file"),
         )),
     }
 }
@@ -393,14 +387,14 @@ fn check_length(text: &str) -> Result<()> {
     if text.len() > MAX_TEXT {
         bail!(
             Tokenizer,
-            "the text has {} bytes, at most {MAX_TEXT} can be encoded at once",
+            "the text has {} bytes, expected at most {MAX_TEXT}",
             text.len()
         );
     }
     Ok(())
 }
 
-/// The steps of a nested sequence, in order. JSON limits the nesting.
+/// Appends the steps of a nested sequence to `out`, in order. The JSON parser limits the nesting.
 fn flatten<'a>(step: &'a Value, members: &str, out: &mut Vec<&'a Value>) {
     match step[members].as_array() {
         Some(steps) => steps.iter().for_each(|step| flatten(step, members, out)),
@@ -409,19 +403,19 @@ fn flatten<'a>(step: &'a Value, members: &str, out: &mut Vec<&'a Value>) {
     }
 }
 
-/// An upper bound of how many times longer a normalizer makes a text.
+/// An upper bound of the factor by which a normalizer lengthens a text.
 fn expansion(normalizer: &Value) -> u64 {
     let mut steps = Vec::new();
     flatten(normalizer, "normalizers", &mut steps);
     steps.iter().fold(1u64, |total, step| {
         let growth = match step["type"].as_str() {
-            // Every byte may be a match.
+            // Every byte may match.
             Some("Replace") => {
                 let content = step["content"].as_str().map_or(1, str::len) as u64;
                 let pattern = step["pattern"]["String"].as_str().map_or(1, str::len).max(1) as u64;
                 content.div_ceil(pattern).max(1)
             }
-            // Once per piece of text, and pieces can be as short as the text between two tokens.
+            // Prepends to every piece of text, and a piece may be a single byte.
             Some("Prepend") => 1 + step["prepend"].as_str().map_or(1, str::len) as u64,
             Some("ByteLevel") => 2,
             _ => 1,
@@ -430,7 +424,7 @@ fn expansion(normalizer: &Value) -> u64 {
     })
 }
 
-/// Refuses what the library's decoders cannot do without failing.
+/// Refuses decoders on which the library panics.
 fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     let mut steps = Vec::new();
     if let Some(decoder) = decoder {
@@ -438,7 +432,7 @@ fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     }
     for step in steps {
         if step["type"] == "Strip" && step["stop"] != 0 {
-            bail!(Tokenizer, "decoder Strip with stop {}, expected 0", step["stop"]);
+            bail!(Tokenizer, "the decoder Strip has stop {}, expected 0", step["stop"]);
         }
     }
     Ok(())

@@ -1,29 +1,31 @@
-//! Skills of a model that is cut down: what they replace is cut like the model's own, and what their records say of the
-//! uncut model goes. Knows names and records, no payloads.
+//! Skills of a model from which neurons or experts are dropped: their tensors are cut like the model's own, and statements
+//! about the uncut model are removed from their records.
 
-use super::rewrite::Part;
-use crate::container::{Container, SkillView};
+use super::registry::record_of;
+use super::rewrite::NewTensor;
 use crate::error::{Result, bail};
+use crate::format::cmf::CmfContainer;
+use crate::source::SkillView;
 use serde_json::{Map, Value};
 
-/// Errors: `SkillFile` for a file that is no model; `MissingTensor` and `Parse` for a skill whose tensors do not fit the
-/// model: they could not be cut with it.
-pub(super) fn check(model: &Container) -> Result<()> {
+/// Errors: `SkillFile` for a skill file; `MissingTensor` and `Parse` for a skill whose tensors do not match the model, so
+/// that they cannot be cut with it.
+pub(super) fn check(model: &CmfContainer) -> Result<()> {
     if model.is_skill_file() {
         bail!(
             SkillFile,
-            "a skill file holds replacements and no model; apply it to its base first"
+            "this is a skill file, wanted a model; apply the skill to its base first"
         );
     }
     model
         .skills()
         .iter()
-        .try_for_each(|skill| SkillView::new(model, Some(&skill.id)).map(drop))
+        .try_for_each(|skill| SkillView::new(model, model.skills(), Some(&skill.id)).map(drop))
 }
 
-/// A tensor's name in two parts: what says which skill it belongs to, empty for the model's own, and the name of the tensor
-/// that it is or replaces.
-pub(super) fn split<'a>(model: &Container, name: &'a str) -> (&'a str, &'a str) {
+/// A tensor's name as the prefix of its skill, empty for the model's own tensors, and the name of the tensor that it is or
+/// replaces.
+pub(super) fn split<'a>(model: &CmfContainer, name: &'a str) -> (&'a str, &'a str) {
     let mut skills = model.skills().iter();
     let plain = skills.find_map(|skill| name.strip_prefix(&skill.tensor_name("")));
     match plain {
@@ -32,31 +34,24 @@ pub(super) fn split<'a>(model: &Container, name: &'a str) -> (&'a str, &'a str) 
     }
 }
 
-/// Takes out of the registry in `header` what was found with the uncut model: what was measured, the masks' names, and
-/// subspaces of hidden states that are others now. `layer` is the first that was cut; prompts are compared by hidden states of
-/// the full model, which from there on are others. Returns what a person should know.
+/// Removes from the skill records in `header` what holds only for the uncut model: measurements, names of masks, and
+/// selection data, which refers to hidden states from the first cut layer, `layer`, on. Returns notes about the removals.
 ///
-/// Errors: `Parse` for a header that has no registry of the model's skills.
+/// Errors: `Parse` for a header without a record of a skill.
 pub(super) fn skills(
-    model: &Container,
+    model: &CmfContainer,
     header: &mut Map<String, Value>,
-    parts: &[Part],
+    tensors: &[NewTensor],
     layer: Option<usize>,
 ) -> Result<Vec<String>> {
     let mut notes = Vec::new();
-    let Some(Value::Array(records)) = header.get_mut("skills") else {
-        return Ok(notes);
-    };
     for skill in model.skills() {
         let id = &skill.id;
-        let of_it = |record: &&mut Value| record.get("id").and_then(Value::as_str) == Some(id);
-        let Some(Value::Object(record)) = records.iter_mut().find(of_it) else {
-            bail!(Parse, "header.skills: no record of skill '{id}'");
-        };
+        let record = record_of(header, id)?;
         if layer.is_some() && skill.quality.is_some() {
             record.insert("quality".into(), Value::Null);
             notes.push(format!(
-                "skill '{id}': its quality is left out, it was measured with the whole model"
+                "skill '{id}': its quality is removed, because it was measured with the uncut model"
             ));
         }
         if let (Some(selection), Some(layer)) = (&skill.selection, layer)
@@ -64,19 +59,19 @@ pub(super) fn skills(
         {
             record.insert("selection".into(), Value::Null);
             notes.push(format!(
-                "skill '{id}': its selection is left out, hidden states are no longer those it was fitted to; skill fit \
-                 makes a new one"
+                "skill '{id}': its selection is removed, because hidden states differ from those it was fitted to; fit the \
+                 skill again"
             ));
         }
         if let Some(task) = &skill.input_mask_task {
             record.insert("input_mask_task".into(), Value::Null);
             notes.push(format!(
-                "skill '{id}': the task '{task}' that it goes with is left out, the masks are gone"
+                "skill '{id}': its task '{task}' is removed, because the masks are dropped"
             ));
         }
         let prefix = skill.tensor_name("");
-        if !parts.iter().any(|part| part.spec.name.starts_with(&prefix)) {
-            notes.push(format!("skill '{id}': nothing that it replaces is left"));
+        if !tensors.iter().any(|tensor| tensor.spec.name.starts_with(&prefix)) {
+            notes.push(format!("skill '{id}': every tensor that it replaces was dropped"));
         }
     }
     Ok(notes)

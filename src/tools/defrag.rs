@@ -1,27 +1,28 @@
-//! `defrag`: a model without the neurons that a task's mask switches off (section 11 of the format).
+//! `defrag`: drops the neurons that a task's mask switches off (section 11 of the format).
 
 use super::cut;
 use super::gather;
-use super::rewrite::{Part, Plan, header_of, object, spec};
+use super::rewrite::{NewFile, NewTensor, header_of, object};
 use super::{Progress, Written};
-use crate::container::{Container, Mask, Sections, TensorInfo, Tensors};
 use crate::dtype::encode::storage_dtype;
 use crate::error::{Result, bail};
+use crate::format::cmf::{CmfContainer, Mask, Sections};
+use crate::format::{TensorInfo, TensorSpec};
 use serde_json::json;
 use std::path::Path;
 
-/// Writes the model at `model` with the FFN neurons that the mask `task` leaves, each layer as wide as it needs.
+/// Writes the model at `model` with only the FFN neurons that the mask of `task` leaves active. Layers may differ in width.
 ///
-/// Rows of gate and up projections are copied; down projections are decoded and encoded anew, as q8_2f where a width is no
-/// multiple of 32 and their type needs that. What skills replace is cut like what it replaces. The blocks of a draft head
-/// are not masked and stay as they are. A mask that also switches off heads, layers or experts cannot be expressed in this
-/// way: it is refused unless `ffn_only` leaves them on.
+/// Rows of gate and up projections are copied. Down projections are decoded and encoded again, as q8_2f if their type needs
+/// a multiple of 32 columns and the new width is not one. Skill tensors are cut like the tensors that they replace. Draft heads
+/// are not masked and stay unchanged. A mask that also switches off heads, layers or experts is refused, unless `ffn_only`
+/// is set, which keeps them all active.
 ///
-/// Errors: `Usage` for a task that is not there, a layer without neurons left, or a mask as above; `UnsupportedModel` for a
-/// model whose neurons are those of experts; `SkillFile` for a file that is no model; `MissingTensor` and `Parse` for a skill
-/// that does not fit the model; `UnsupportedTensorType` for values that a type cannot hold; `HashMismatch` for damage; `Io`.
+/// Errors: `Usage` for an unknown task, a layer without active neurons, or a mask as above; `UnsupportedModel` if neurons of
+/// experts are masked or no layer has a dense FFN; `SkillFile` for a skill file; `MissingTensor` and `Parse` for a skill that
+/// does not match the model; `UnsupportedTensorType` for values that a type cannot hold; `HashMismatch` for damage; `Io`.
 pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Progress) -> Result<Written> {
-    let model = Container::open(model)?;
+    let model = CmfContainer::open(model)?;
     cut::check(&model)?;
     let Some(masks) = model.masks() else {
         bail!(Usage, "the model has no masks");
@@ -30,7 +31,8 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
     if !ffn_only && restricts_more(mask) {
         bail!(
             Usage,
-            "mask '{task}' also switches off heads, layers or experts, which stay; --ffn-only drops the neurons alone"
+            "mask '{task}' also switches off heads, layers or experts, which cannot be dropped; dropping only neurons must be \
+             requested explicitly"
         );
     }
     let kept = (0..mask.shape().layers)
@@ -38,30 +40,30 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
         .collect::<Result<Vec<_>>>()?;
     let widths: Vec<usize> = kept.iter().flatten().map(|kept| kept.neurons.len()).collect();
     let Some(&widest) = widths.iter().max() else {
-        bail!(UnsupportedModel, "no layer has an FFN of its own");
+        bail!(UnsupportedModel, "no layer has a dense FFN");
     };
-    let mut parts = Vec::with_capacity(model.infos().len());
+    let mut tensors = Vec::with_capacity(model.infos().len());
     for (id, info) in model.infos().iter().enumerate() {
         let (_, name) = cut::split(&model, &info.name);
         let place = place(name).and_then(|(layer, axis)| Some((kept.get(layer)?.as_ref()?, axis)));
-        parts.push(match place {
-            None => Part::copy(&model, id, info),
+        tensors.push(match place {
+            None => NewTensor::copy(&model, id),
             Some((kept, axis)) => narrowed(&model, id, info, &kept.neurons, axis),
         });
     }
     let before = model.header().arch.intermediate_size;
     let mut header = header_of(&model);
-    // The blocks of a draft head keep their width, and a reader may make room for the largest of all.
+    // Draft heads keep their width, and readers may allocate for the largest FFN of all.
     let drafts = model.infos().iter().filter(|info| is_draft_gate(&info.name));
     let nominal = drafts.map(|info| info.rows_cols().0).fold(widest, usize::max);
     object(&mut header, "arch")?.insert("intermediate_size".into(), nominal.into());
     let layer = kept.iter().position(|kept| kept.as_ref().is_some_and(Kept::is_cut));
-    let mut notes = cut::skills(&model, &mut header, &parts, layer)?;
+    let mut notes = cut::skills(&model, &mut header, &tensors, layer)?;
     let names = masks.masks.iter().map(|mask| mask.name.as_str());
     let others: Vec<&str> = names.filter(|&name| name != task).collect();
     if !others.is_empty() {
         notes.push(format!(
-            "masks are left out, they speak of neurons that are gone: {}",
+            "masks that refer to dropped neurons are removed: {}",
             others.join(", ")
         ));
     }
@@ -78,21 +80,16 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
             "pruned_ratio": 1.0 - left as f64 / all.max(1) as f64,
         }),
     );
-    let plan = Plan {
+    let file = NewFile {
         header,
-        parts,
+        tensors,
         sections: Sections {
             vocab: model.sections()?.vocab,
             ..Sections::default()
         },
-        by_pass: false,
+        per_loop: false,
     };
-    let bytes = plan.write_one(&[&model], out, progress)?;
-    Ok(Written {
-        tensors: plan.parts.len(),
-        bytes,
-        notes,
-    })
+    file.write(&[&model], out, notes, progress)
 }
 
 fn restricts_more(mask: &Mask) -> bool {
@@ -104,11 +101,11 @@ fn restricts_more(mask: &Mask) -> bool {
             .any(|row| mask.head_count(row) < shape.heads || mask.expert_count(row) < shape.experts)
 }
 
-/// What stays of a layer's FFN.
+/// The remaining part of a layer's FFN.
 struct Kept {
-    /// The neurons that any pass uses.
+    /// The neurons that are active in any loop.
     neurons: Vec<usize>,
-    /// How many there were.
+    /// The number of neurons before.
     before: usize,
 }
 
@@ -118,19 +115,18 @@ impl Kept {
     }
 }
 
-/// `None` for a layer without an FFN of its own. Errors: `Usage` when nothing would be left of it; `UnsupportedModel` when it
-/// has none and is masked all the same.
-fn alive(model: &Container, mask: &Mask, layer: usize) -> Result<Option<Kept>> {
+/// The active neurons of a layer; `None` without a dense FFN. Errors: `Usage` if none is active; `UnsupportedModel` if the
+/// mask switches off neurons of a layer without a dense FFN.
+fn alive(model: &CmfContainer, mask: &Mask, layer: usize) -> Result<Option<Kept>> {
     let shape = mask.shape();
     let Some(gate) = model.find(&format!("model.layers.{layer}.mlp.gate_proj.weight")) else {
-        // Whoever masked them meant something that would be lost without a word.
         if (layer..shape.rows)
             .step_by(shape.layers)
-            .any(|visit| mask.ffn_count(visit) < shape.ffn)
+            .any(|invocation| mask.ffn_count(invocation) < shape.ffn)
         {
             bail!(
                 UnsupportedModel,
-                "mask '{}' switches off neurons of layer {layer}, which is a mixture of experts: they cannot be dropped",
+                "mask '{}' switches off neurons of layer {layer}, a mixture of experts, which cannot be dropped",
                 mask.name
             );
         }
@@ -140,21 +136,21 @@ fn alive(model: &Container, mask: &Mask, layer: usize) -> Result<Option<Kept>> {
     let used = |&neuron: &usize| {
         (layer..shape.rows)
             .step_by(shape.layers)
-            .any(|visit| mask.ffn(visit, neuron))
+            .any(|invocation| mask.ffn(invocation, neuron))
     };
     let neurons: Vec<usize> = (0..before).filter(used).collect();
     if neurons.is_empty() {
-        bail!(Usage, "the mask leaves layer {layer} no neuron");
+        bail!(Usage, "the mask leaves no active neuron in layer {layer}");
     }
     Ok(Some(Kept { neurons, before }))
 }
 
-/// Whether the tensor has a row for each neuron of a draft head's block.
+/// Whether the tensor is the gate projection of a draft head, with a row per neuron.
 fn is_draft_gate(name: &str) -> bool {
     name.starts_with("model.mtp.layers.") && name.ends_with(".mlp.gate_proj.weight")
 }
 
-/// Where the neurons of a tensor are.
+/// The axis of a tensor that its neurons are on.
 #[derive(Clone, Copy)]
 enum Axis {
     Rows,
@@ -171,8 +167,14 @@ fn place(name: &str) -> Option<(usize, Axis)> {
     Some((layer.parse().ok()?, axis))
 }
 
-fn narrowed<'a>(model: &'a Container, id: usize, info: &'a TensorInfo, keep: &'a [usize], axis: Axis) -> Part<'a> {
-    // A vector has one value for each neuron.
+fn narrowed<'a>(
+    model: &'a CmfContainer,
+    id: usize,
+    info: &'a TensorInfo,
+    keep: &'a [usize],
+    axis: Axis,
+) -> NewTensor<'a> {
+    // A vector has one value per neuron.
     let (rows, cols) = match info.shape.as_slice() {
         [neurons] => (*neurons as usize, 1),
         _ => info.rows_cols(),
@@ -182,9 +184,9 @@ fn narrowed<'a>(model: &'a Container, id: usize, info: &'a TensorInfo, keep: &'a
         Axis::Cols => cols,
     };
     if keep.len() == neurons {
-        return Part::copy(model, id, info);
+        return NewTensor::copy(model, id);
     }
-    let mut spec = spec(info);
+    let mut spec = TensorSpec::from(info);
     let dim = match axis {
         Axis::Rows => spec.shape.first_mut(),
         Axis::Cols => spec.shape.last_mut(),
@@ -196,15 +198,15 @@ fn narrowed<'a>(model: &'a Container, id: usize, info: &'a TensorInfo, keep: &'a
         spec.dtype = storage_dtype(info.dtype, &spec.shape);
     }
     let to = spec.dtype;
-    Part {
+    NewTensor {
         spec,
         from: model,
         id,
         change: Some(Box::new(move |bytes| match axis {
-            Axis::Rows if gather::rows_share_groups(info.dtype, cols) => {
+            Axis::Rows if info.dtype.rows_share_groups(cols) => {
                 gather::rows_again((info.dtype, bytes), (rows, cols), keep)
             }
-            Axis::Rows => gather::rows(info.dtype, bytes, rows, cols, keep),
+            Axis::Rows => info.dtype.select_rows(bytes, rows, cols, keep),
             Axis::Cols => gather::cols((info.dtype, bytes), (rows, cols), keep, to),
         })),
     }

@@ -1,28 +1,29 @@
-//! `diff`: what two models have not in common. How a model is laid out in files is not part of it.
+//! `diff`: the differences between two models. The layout of their files is not compared.
 
-use crate::container::json::without_nulls;
-use crate::container::{Container, Tensors, hash64};
 use crate::error::{Error, Kind, Result};
+use crate::format::cmf::CmfContainer;
+use crate::format::hash64;
+use crate::format::json::without_nulls;
 use serde_json::{Map, Value, json};
 
-/// Members of the header that describe files, or are compared elsewhere.
+/// Header members that describe files or are compared separately.
 const NOT_COMPARED: [&str; 6] = ["format", "version", "section_hashes", "shard", "arch", "skills"];
 
-/// Something that is not the same in both models.
+/// One difference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// What it is.
+    /// The name of the member, tensor, mask, skill or section.
     pub name: String,
-    /// How the first model has it; `None`: not at all.
+    /// The value in the first model; `None`: absent.
     pub a: Option<Value>,
-    /// How the second has it.
+    /// The value in the second model; `None`: absent.
     pub b: Option<Value>,
 }
 
-/// All differences, by what they are about. Payloads are compared by type, shape and the checksums that the files hold.
+/// All differences, by subject. Payloads are compared by type, shape and stored checksum.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Differences {
-    /// Members of `arch`, with the format's defaults where a file says nothing.
+    /// Members of `arch`; absent ones have the format's defaults.
     pub arch: Vec<Difference>,
     /// Other members of the header.
     pub header: Vec<Difference>,
@@ -37,13 +38,13 @@ pub struct Differences {
 }
 
 impl Differences {
-    /// Whether there are none.
+    /// Whether there are no differences.
     pub fn is_empty(&self) -> bool {
-        self.parts().iter().all(|(_, part)| part.is_empty())
+        self.lists().iter().all(|(_, list)| list.is_empty())
     }
 
     /// The lists with their names.
-    pub fn parts(&self) -> [(&'static str, &[Difference]); 6] {
+    pub fn lists(&self) -> [(&'static str, &[Difference]); 6] {
         [
             ("arch", &self.arch),
             ("header", &self.header),
@@ -57,18 +58,16 @@ impl Differences {
 
 /// Compares two open models. Reads no weights.
 ///
-/// Errors: `Parse` when a description cannot be put in words, which no opened model has.
-pub fn diff(a: &Container, b: &Container) -> Result<Differences> {
-    let compared = |describe: fn(&Container) -> Result<Map<String, Value>>| -> Result<Vec<Difference>> {
-        Ok(compare(&describe(a)?, &describe(b)?))
-    };
+/// Errors: `Parse` if the description of a network cannot be written as JSON, which does not happen for opened models.
+pub fn diff(a: &CmfContainer, b: &CmfContainer) -> Result<Differences> {
+    let compared = |describe: fn(&CmfContainer) -> Map<String, Value>| compare(&describe(a), &describe(b));
     Ok(Differences {
-        arch: compared(arch)?,
-        header: compared(header)?,
-        tensors: compared(tensors)?,
-        masks: compared(masks)?,
-        skills: compared(skills)?,
-        sections: compared(sections)?,
+        arch: compare(&arch(a)?, &arch(b)?),
+        header: compared(header),
+        tensors: compared(tensors),
+        masks: compared(masks),
+        skills: compared(skills),
+        sections: compared(sections),
     })
 }
 
@@ -87,7 +86,7 @@ fn compare(a: &Map<String, Value>, b: &Map<String, Value>) -> Vec<Difference> {
         .collect()
 }
 
-/// Whether two values are equal, where 1 and 1.0 are. The depth of what was parsed is bounded.
+/// Whether two values are equal; 1 and 1.0 are. Parsing has bounded the depth.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(x), Value::Number(y)) => x == y || x.as_f64() == y.as_f64() && !(x.is_u64() && y.is_u64()),
@@ -99,20 +98,20 @@ fn same(a: &Value, b: &Value) -> bool {
     }
 }
 
-fn arch(model: &Container) -> Result<Map<String, Value>> {
+fn arch(model: &CmfContainer) -> Result<Map<String, Value>> {
     let mut members = match model.header_json().get("arch").map(without_nulls) {
         Some(Value::Object(members)) => members,
         _ => Map::new(),
     };
     let typed = serde_json::to_value(&model.header().arch)
-        .map_err(|err| Error::new(Kind::Parse, format!("the network's description is no JSON: {err}")))?;
+        .map_err(|err| Error::new(Kind::Parse, format!("arch cannot be written as JSON: {err}")))?;
     if let Value::Object(typed) = without_nulls(&typed) {
         members.extend(typed);
     }
     Ok(members)
 }
 
-fn header(model: &Container) -> Result<Map<String, Value>> {
+fn header(model: &CmfContainer) -> Map<String, Value> {
     let members = model.header_json().iter();
     let mut members: Map<String, Value> = members
         .filter(|(key, value)| !NOT_COMPARED.contains(&key.as_str()) && !value.is_null())
@@ -122,21 +121,20 @@ fn header(model: &Container) -> Result<Map<String, Value>> {
         members.insert("masks.default_task".into(), masks.default_task.clone().into());
         members.insert("masks.by_pass".into(), model.has_loop_masks().into());
     }
-    Ok(members)
+    members
 }
 
-fn tensors(model: &Container) -> Result<Map<String, Value>> {
-    let infos = model.infos().iter();
-    let described = infos.map(|info| {
+fn tensors(model: &CmfContainer) -> Map<String, Value> {
+    let described = model.infos().iter().zip(model.payloads()).map(|(info, payload)| {
         let value = json!({
-            "dtype": info.dtype.name(), "shape": info.shape, "hash": format!("{:016x}", info.hash)
+            "dtype": info.dtype.name(), "shape": info.shape, "hash": format!("{:016x}", payload.hash)
         });
         (info.name.clone(), value)
     });
-    Ok(described.collect())
+    described.collect()
 }
 
-fn masks(model: &Container) -> Result<Map<String, Value>> {
+fn masks(model: &CmfContainer) -> Map<String, Value> {
     let masks = model.masks().into_iter().flat_map(|masks| &masks.masks);
     let described = masks.map(|mask| {
         let value = json!({
@@ -145,22 +143,22 @@ fn masks(model: &Container) -> Result<Map<String, Value>> {
         });
         (mask.name.clone(), value)
     });
-    Ok(described.collect())
+    described.collect()
 }
 
-fn skills(model: &Container) -> Result<Map<String, Value>> {
+fn skills(model: &CmfContainer) -> Map<String, Value> {
     let records = model.skills().iter().zip(&model.header().skills);
-    Ok(records
+    records
         .map(|(skill, record)| (skill.id.clone(), record.clone()))
-        .collect())
+        .collect()
 }
 
-fn sections(model: &Container) -> Result<Map<String, Value>> {
+fn sections(model: &CmfContainer) -> Map<String, Value> {
     let named = [("tokenizer", model.tokenizer_json()), ("index", model.index_section())];
     let described = named.into_iter().filter_map(|(name, bytes)| {
         let bytes = bytes?;
         let value = json!({"bytes": bytes.len(), "hash": format!("{:016x}", hash64(bytes))});
         Some((name.to_owned(), value))
     });
-    Ok(described.collect())
+    described.collect()
 }

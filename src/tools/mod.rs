@@ -1,7 +1,7 @@
-//! What is done to model files as files: signing, splitting, joining, comparing, adding skills, cutting down.
+//! Tools for model files: sign, split, join, compare, add skills, drop unused neurons and experts.
 //!
-//! Every tool streams: one tensor at a time goes from the map to the result, which gets its name when it is whole. A payload
-//! is held against its checksum before it is copied, so that damage is never given a new one. Nothing here knows a device.
+//! Tools stream one tensor at a time from the mapped input to the output, which is renamed to its path when complete. A
+//! payload is checked against its checksum before it is copied, so that damage never gets a valid checksum.
 
 pub mod compact;
 mod cut;
@@ -17,16 +17,16 @@ pub mod skill;
 
 use std::ops::ControlFlow;
 
-/// Is told bytes done and their total, and may end the work; then nothing is left behind.
+/// Called with the bytes done and their total. Returning `Break` cancels the work, which then leaves no files.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
-/// What a tool wrote.
+/// The result of a tool that writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Tensors written.
     pub tensors: usize,
-    /// Bytes of the file, or of what was added to it.
+    /// Bytes of the new file, or bytes added to an existing one.
     pub bytes: u64,
-    /// What a person should know about the result.
+    /// Remarks about the result, for display.
     pub notes: Vec<String>,
 }

@@ -1,42 +1,34 @@
-//! Narrowing a mixture of experts to what a task uses (section 11.1 of the format): as a mask, or for good.
+//! Restricting a mixture of experts to those that a task uses (section 11.1 of the format): by a mask, or by dropping the
+//! others.
 
 use super::cut;
-use super::gather;
-use super::rewrite::{Part, Plan, header_of, object, spec};
+use super::rewrite::{NewFile, NewTensor, header_of, object};
 use super::{Progress, Written};
-use crate::container::{Container, Mask, MaskShape, Sections, TensorInfo, Tensors, json};
-use crate::error::{Error, Result, bail};
+use crate::error::{Result, bail};
+use crate::format::cmf::{CmfContainer, Mask, MaskShape, Sections};
+use crate::format::{TensorInfo, TensorSpec, json, read_start};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 
-/// How often each expert of a layer was chosen, by layer.
+/// How often each expert was chosen, by layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RoutingStats(BTreeMap<usize, Vec<f64>>);
 
 impl RoutingStats {
     /// Reads `{"layers": {"3": [f0, f1, …]}}`.
     ///
-    /// Errors: `Parse` for anything else, for counts below 0 and for counts whose sum is beyond all numbers; `Io`.
+    /// Errors: `Parse` for anything else, for negative counts and for counts whose sum is not finite; `Io`.
     pub fn open(path: &Path) -> Result<RoutingStats> {
-        let io = |err: std::io::Error| Error::io(path, &err);
-        if !std::fs::metadata(path).map_err(io)?.is_file() {
-            bail!(Io, "{}: wanted a regular file", path.display());
-        }
-        let mut text = Vec::new();
-        let file = std::fs::File::open(path).map_err(io)?;
-        file.take(json::MAX_BYTES as u64 + 1)
-            .read_to_end(&mut text)
-            .map_err(io)?;
+        let text = read_start(path, json::MAX_BYTES as u64 + 1)?;
         RoutingStats::parse(&text).map_err(|err| err.context(path.display()))
     }
 
-    /// The same from text.
+    /// Parses the text of such a file. Errors: as [`RoutingStats::open`].
     pub fn parse(text: &[u8]) -> Result<RoutingStats> {
         let whole = json::parse_object(text, "statistics")?;
         let Some(Value::Object(layers)) = whole.get("layers") else {
-            bail!(Parse, "statistics: wanted an object 'layers'");
+            bail!(Parse, "statistics: wanted a member 'layers' that is an object");
         };
         let mut stats = BTreeMap::new();
         for (layer, counts) in layers {
@@ -46,49 +38,48 @@ impl RoutingStats {
             let (Ok(layer), Some(Some(counts))) = (layer.parse(), numbers) else {
                 bail!(
                     Parse,
-                    "statistics: layer '{layer}' wanted as a number with an array of numbers"
+                    "statistics: layer '{layer}': wanted a layer number with an array of counts"
                 );
             };
             if counts.iter().any(|&count| !(count >= 0.0 && count.is_finite())) {
-                bail!(Parse, "statistics: layer {layer} has a count below 0");
+                bail!(Parse, "statistics: layer {layer} has a negative count");
             }
-            // Shares of an endless sum would be none.
             if !counts.iter().sum::<f64>().is_finite() {
                 bail!(
                     Parse,
-                    "statistics: the counts of layer {layer} add up to more than numbers can be"
+                    "statistics: the sum of the counts of layer {layer} is not finite"
                 );
             }
             if stats.insert(layer, counts).is_some() {
-                bail!(Parse, "statistics: layer {layer} is there twice");
+                bail!(Parse, "statistics: layer {layer} occurs twice");
             }
         }
         Ok(RoutingStats(stats))
     }
 }
 
-/// The experts that a task keeps in each layer that has a router, ascending.
+/// The experts to keep in each layer that has a router, ascending.
 struct Kept {
     layers: BTreeMap<usize, Vec<usize>>,
     notes: Vec<String>,
 }
 
 impl Kept {
-    /// Per layer the smallest set of experts that takes at least the share `cover` of what was recorded; of two with equal
-    /// counts the lower one.
+    /// For each layer the smallest set of experts that has at least the fraction `cover` of the recorded choices. Of experts
+    /// with equal counts the lower number is kept.
     ///
-    /// Errors: `Usage` for a share outside of 0 to 1, statistics of other layers or other numbers of experts;
+    /// Errors: `Usage` for a fraction outside 0 to 1, statistics of other layers or other numbers of experts;
     /// `UnsupportedModel` for a network without experts.
-    fn new(model: &Container, stats: &RoutingStats, cover: f64) -> Result<Kept> {
+    fn new(model: &CmfContainer, stats: &RoutingStats, cover: f64) -> Result<Kept> {
         if !(cover > 0.0 && cover <= 1.0) {
-            bail!(Usage, "a share of {cover}, wanted more than 0 and at most 1");
+            bail!(Usage, "cover is {cover}, wanted more than 0 and at most 1");
         }
         let experts = experts(model);
         if experts.is_empty() {
             bail!(UnsupportedModel, "the network has no experts");
         }
         if let Some(layer) = stats.0.keys().find(|layer| !experts.contains_key(layer)) {
-            bail!(Usage, "the statistics have layer {layer}, which has no experts");
+            bail!(Usage, "the statistics contain layer {layer}, which has no experts");
         }
         let mut kept = Kept {
             layers: BTreeMap::new(),
@@ -117,8 +108,9 @@ impl Kept {
                 keep.truncate(needed.max(1));
                 keep.sort_unstable();
             } else {
-                kept.notes
-                    .push(format!("layer {layer}: nothing was recorded, it keeps every expert"));
+                kept.notes.push(format!(
+                    "layer {layer}: keeps every expert, because no choices were recorded"
+                ));
             }
             kept.layers.insert(layer, keep);
         }
@@ -126,8 +118,8 @@ impl Kept {
     }
 }
 
-/// Experts of each layer that has a router.
-fn experts(model: &Container) -> BTreeMap<usize, usize> {
+/// The number of experts of each layer that has a router.
+fn experts(model: &CmfContainer) -> BTreeMap<usize, usize> {
     let mut layers: BTreeMap<usize, usize> = BTreeMap::new();
     for info in model.infos() {
         if let Some((layer, Role::Router)) = role(&info.name) {
@@ -137,7 +129,7 @@ fn experts(model: &Container) -> BTreeMap<usize, usize> {
     layers
 }
 
-/// What a tensor is in a layer's mixture of experts.
+/// The role of a tensor in a layer's mixture of experts.
 enum Role<'a> {
     Router,
     Bias,
@@ -151,49 +143,47 @@ fn role(name: &str) -> Option<(usize, Role<'_>)> {
         "mlp.gate.weight" => Role::Router,
         "mlp.expert_bias" => Role::Bias,
         _ => {
-            let (expert, part) = rest.strip_prefix("mlp.experts.")?.split_once('.')?;
-            Role::Expert(expert.parse().ok()?, part)
+            let (expert, projection) = rest.strip_prefix("mlp.experts.")?.split_once('.')?;
+            Role::Expert(expert.parse().ok()?, projection)
         }
     };
     Some((layer, role))
 }
 
-/// What a task uses, and what the result of it is called.
+/// Which experts to keep.
 #[derive(Clone, Debug)]
 pub struct Narrowing {
     /// How often experts were chosen.
     pub stats: RoutingStats,
-    /// The share of recorded choices that the kept experts of each layer take, above 0 up to 1.
+    /// The fraction of recorded choices that the kept experts of each layer must have, above 0 and at most 1.
     pub cover: f64,
 }
 
-/// Writes the model with one more mask, `task`, that lets only the kept experts be chosen.
+/// Writes the model with an additional mask, `task`, that allows only the kept experts.
 ///
-/// Errors: `Usage` for a name that is taken or no name, and as `Kept` says; `HashMismatch` for damage; `Io`.
+/// Errors: `Usage` for an invalid or existing task name, for a `cover` outside 0 to 1, and for statistics that do not match
+/// the model; `UnsupportedModel` for a network without experts; `HashMismatch` for damage; `Io`.
 pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progress: Progress) -> Result<Written> {
-    let model = Container::open(model)?;
+    let model = CmfContainer::open(model)?;
     let kept = Kept::new(&model, &narrowing.stats, narrowing.cover)?;
     let mut masks = model.masks().cloned().unwrap_or_default();
     if masks.masks.iter().any(|mask| mask.name == task) {
-        bail!(
-            Usage,
-            "there is a mask '{task}' already; the new one needs another name"
-        );
+        bail!(Usage, "mask '{task}' exists already; choose another name");
     }
     let arch = &model.header().arch;
-    let by_pass = model.has_loop_masks();
+    let per_loop = model.has_loop_masks();
     let task_id = masks.masks.iter().map(|mask| mask.task_id).max();
     let Some(task_id) = task_id.map_or(Some(0), |id| id.checked_add(1)) else {
-        bail!(Usage, "no number is left for another mask");
+        bail!(Usage, "no task_id is left for another mask");
     };
-    let mut mask = Mask::open(task_id, task, MaskShape::of(arch, by_pass));
+    let mut mask = Mask::open(task_id, task, MaskShape::of(arch, per_loop));
     let experts = experts(&model);
     let (mut off, mut all) = (0, 0);
     for (&layer, keep) in &kept.layers {
         let count = experts.get(&layer).copied().unwrap_or(0);
-        for visit in (layer..mask.shape().rows).step_by(mask.shape().layers) {
+        for invocation in (layer..mask.shape().rows).step_by(mask.shape().layers) {
             for expert in (0..count).filter(|expert| keep.binary_search(expert).is_err()) {
-                mask.set_expert(visit, expert, false)?;
+                mask.set_expert(invocation, expert, false)?;
             }
         }
         off += count - keep.len();
@@ -207,54 +197,48 @@ pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progres
     ));
     masks.masks.push(mask);
     let section = masks.to_bytes()?;
-    let mut plan = super::compact::plan(&model)?;
-    plan.sections.masks = Some(&section);
-    let bytes = plan.write_one(&[&model], out, progress)?;
-    Ok(Written {
-        tensors: plan.parts.len(),
-        bytes,
-        notes: kept.notes,
-    })
+    let mut file = super::compact::whole(&model)?;
+    file.sections.masks = Some(&section);
+    file.write(&[&model], out, kept.notes, progress)
 }
 
-/// Writes the model without the experts that a task does not use: the others are counted anew from 0 in their order, the
-/// router's rows go with them, and every payload that stays is copied. What skills replace is treated like what it replaces.
-/// Experts of a draft head stay: nothing was recorded of them.
+/// Writes the model with only the kept experts. They are numbered from 0 in their old order, with the matching rows of the
+/// router; their payloads are copied. Skill tensors are treated like the tensors that they replace. Experts of a draft head
+/// stay, because statistics do not cover them.
 ///
-/// Errors: as [`mask`]; `SkillFile` for a file that is no model; `MissingTensor` and `Parse` for a skill that does not fit the
-/// model; `UnsupportedTensorType` for a router whose rows cannot be picked.
+/// Errors: as [`mask`]; `SkillFile` for a skill file; `MissingTensor` and `Parse` for a skill that does not match the model;
+/// `UnsupportedTensorType` for a router whose rows cannot be picked.
 pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progress) -> Result<Written> {
-    let model = Container::open(model)?;
+    let model = CmfContainer::open(model)?;
     cut::check(&model)?;
     let Kept { layers, mut notes } = Kept::new(&model, &narrowing.stats, narrowing.cover)?;
-    let mut parts: Vec<Part> = Vec::with_capacity(model.infos().len());
+    let mut tensors: Vec<NewTensor> = Vec::with_capacity(model.infos().len());
     for (id, info) in model.infos().iter().enumerate() {
         let (skill, name) = cut::split(&model, &info.name);
         let Some((layer, role)) = role(name) else {
-            parts.push(Part::copy(&model, id, info));
+            tensors.push(NewTensor::copy(&model, id));
             continue;
         };
         let Some(keep) = layers.get(&layer) else {
             bail!(
                 UnsupportedModel,
-                "'{}': layer {layer} has experts and no router",
+                "'{}': layer {layer} has experts but no router",
                 info.name
             );
         };
         match role {
-            // Experts come in the order of their roles, all where the first of them is.
-            Role::Expert(expert, part) => {
+            Role::Expert(expert, projection) => {
                 let Some(at) = keep.iter().position(|&kept| kept == expert) else {
                     continue;
                 };
-                let mut copy = Part::copy(&model, id, info);
-                copy.spec.name = format!("{skill}model.layers.{layer}.mlp.experts.{at}.{part}");
-                parts.push(copy);
+                let mut copy = NewTensor::copy(&model, id);
+                copy.spec.name = format!("{skill}model.layers.{layer}.mlp.experts.{at}.{projection}");
+                tensors.push(copy);
             }
-            Role::Router | Role::Bias => parts.push(picked(&model, id, info, keep)),
+            Role::Router | Role::Bias => tensors.push(picked(&model, id, info, keep)),
         }
     }
-    by_role(&mut parts);
+    by_role(&mut tensors);
     let mut header = header_of(&model);
     let pre = model.header().arch.moe.as_ref().map(|moe| moe.num_experts);
     let counts: Map<String, Value> = layers
@@ -283,29 +267,24 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
     let mut kept = layers.iter().map(|(&layer, keep)| (layer, keep.len()));
     let layer = kept.find(|(layer, kept)| before.get(layer).is_some_and(|before| kept < before));
     let layer = layer.map(|(layer, _)| layer);
-    notes.extend(cut::skills(&model, &mut header, &parts, layer)?);
+    notes.extend(cut::skills(&model, &mut header, &tensors, layer)?);
     let sections = model.sections()?;
     if sections.masks.is_some() {
-        notes.push("the masks are left out: they speak of experts that are gone".to_owned());
+        notes.push("the masks are removed, because they refer to dropped experts".to_owned());
     }
-    let plan = Plan {
+    let file = NewFile {
         header,
-        parts,
+        tensors,
         sections: Sections {
             vocab: sections.vocab,
             ..Sections::default()
         },
-        by_pass: false,
+        per_loop: false,
     };
-    let bytes = plan.write_one(&[&model], out, progress)?;
-    Ok(Written {
-        tensors: plan.parts.len(),
-        bytes,
-        notes,
-    })
+    file.write(&[&model], out, notes, progress)
 }
 
-/// A count as it is usually written: without a point when it is whole.
+/// A count as JSON, without a decimal point if it is an integer.
 fn whole(count: f64) -> Value {
     match count.fract() == 0.0 && count < (1u64 << 53) as f64 {
         true => (count as u64).into(),
@@ -313,45 +292,43 @@ fn whole(count: f64) -> Value {
     }
 }
 
-/// A router or a vector of biases with an entry for each kept expert.
-fn picked<'a>(model: &'a Container, id: usize, info: &'a TensorInfo, keep: &[usize]) -> Part<'a> {
-    let mut spec = spec(info);
+/// The entries of the kept experts of a router or bias vector.
+fn picked<'a>(model: &'a CmfContainer, id: usize, info: &'a TensorInfo, keep: &[usize]) -> NewTensor<'a> {
+    let mut spec = TensorSpec::from(info);
     if let Some(experts) = spec.shape.first_mut() {
         *experts = keep.len() as u64;
     }
-    // A vector has one value for each expert.
+    // A vector has one value per expert.
     let (rows, cols) = match info.shape.as_slice() {
         [experts] => (*experts as usize, 1),
         _ => info.rows_cols(),
     };
     let keep = keep.to_vec();
-    Part {
+    NewTensor {
         spec,
         from: model,
         id,
-        change: Some(Box::new(move |bytes| {
-            gather::rows(info.dtype, bytes, rows, cols, &keep)
-        })),
+        change: Some(Box::new(move |bytes| info.dtype.select_rows(bytes, rows, cols, &keep))),
     }
 }
 
-/// Puts the experts of each layer where the first of them is: every gate, then every up, then every down projection.
-fn by_role(parts: &mut Vec<Part>) {
-    let rank = |part: &str| match part {
+/// Moves the experts of each layer to the position of the first one: all gate, then all up, then all down projections.
+fn by_role(tensors: &mut Vec<NewTensor>) {
+    let rank = |projection: &str| match projection {
         "gate_proj.weight" => 0,
         "up_proj.weight" => 1,
         "down_proj.weight" => 2,
         _ => 3,
     };
     let mut first: BTreeMap<usize, usize> = BTreeMap::new();
-    let mut keyed: Vec<((usize, usize, usize), Part)> = Vec::with_capacity(parts.len());
-    for (at, part) in parts.drain(..).enumerate() {
-        let key = match role(&part.spec.name) {
+    let mut keyed: Vec<((usize, usize, usize), NewTensor)> = Vec::with_capacity(tensors.len());
+    for (at, tensor) in tensors.drain(..).enumerate() {
+        let key = match role(&tensor.spec.name) {
             Some((layer, Role::Expert(expert, name))) => (*first.entry(layer).or_insert(at), rank(name), expert),
             _ => (at, 0, 0),
         };
-        keyed.push((key, part));
+        keyed.push((key, tensor));
     }
     keyed.sort_by_key(|(key, _)| *key);
-    parts.extend(keyed.into_iter().map(|(_, part)| part));
+    tensors.extend(keyed.into_iter().map(|(_, tensor)| tensor));
 }

@@ -1,51 +1,56 @@
-//! A new file out of tensors of others: what all tools that write whole files share.
+//! Writing a new file from tensors of existing models: shared by all tools that write whole files.
 
-use super::Progress;
-use crate::container::not_the_output;
-use crate::container::{Container, Sections, TensorId, TensorInfo, TensorSpec, Tensors, Writer, hash64};
+use super::{Progress, Written};
 use crate::error::{Result, bail};
+use crate::format::cmf::{CmfContainer, CmfWriter, Sections};
+use crate::format::json::kind_of;
+use crate::format::{TensorId, TensorSpec, check_hash, not_the_output};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Makes a new payload of an old one.
+/// Computes a new payload from an old one.
 pub(super) type Change<'a> = Box<dyn Fn(&[u8]) -> Result<Vec<u8>> + 'a>;
 
-/// Takes a payload, and its checksum where it is what was stored.
+/// Receives a payload, with its stored checksum if it is a copy.
 pub(super) type Put<'a> = &'a mut dyn FnMut(&[u8], Option<u64>) -> Result<()>;
 
-/// One tensor of the result and where it comes from.
-pub(super) struct Part<'a> {
+/// A tensor of the new file and its origin.
+pub(super) struct NewTensor<'a> {
     pub spec: TensorSpec,
-    pub from: &'a dyn Tensors,
+    pub from: &'a CmfContainer,
     pub id: TensorId,
     /// `None`: the payload is copied.
     pub change: Option<Change<'a>>,
 }
 
-impl<'a> Part<'a> {
-    /// The tensor as it is.
-    pub fn copy(from: &'a dyn Tensors, id: TensorId, info: &TensorInfo) -> Part<'a> {
-        Part {
-            spec: spec(info),
+impl<'a> NewTensor<'a> {
+    /// A copy of the tensor.
+    pub fn copy(from: &'a CmfContainer, id: TensorId) -> NewTensor<'a> {
+        NewTensor {
+            spec: TensorSpec::from(&from.infos()[id]),
             from,
             id,
             change: None,
         }
     }
 
-    /// Bytes that are read for it.
+    /// Bytes to read for this tensor.
     pub fn source_bytes(&self) -> u64 {
-        self.from.infos().get(self.id).map_or(0, |info| info.nbytes)
+        self.from.infos()[self.id].nbytes
     }
 
-    /// Hands the payload to `put`. Errors: those of `put`; `HashMismatch`.
+    /// Passes the payload to `put`. Errors: those of `put`; `HashMismatch`.
     fn write(&self, put: Put) -> Result<()> {
         let bytes = self.from.bytes(self.id)?;
-        let stored = self.from.infos().get(self.id).map_or(0, |info| info.hash);
+        let stored = self.from.payloads()[self.id].hash;
         match &self.change {
             None => put(bytes, Some(stored))?,
             Some(change) => {
-                intact(&self.spec.name, bytes, stored)?;
+                check_hash(
+                    format_args!("payload of tensor '{}'", self.spec.name),
+                    bytes,
+                    Some(stored),
+                )?;
                 let payload = change(bytes).map_err(|err| err.context(format_args!("tensor '{}'", self.spec.name)))?;
                 put(&payload, None)?;
             }
@@ -55,50 +60,60 @@ impl<'a> Part<'a> {
     }
 }
 
-/// What a new file is made of.
-pub(super) struct Plan<'a> {
+/// The contents of a new file.
+pub(super) struct NewFile<'a> {
     pub header: Map<String, Value>,
-    pub parts: Vec<Part<'a>>,
+    pub tensors: Vec<NewTensor<'a>>,
     pub sections: Sections<'a>,
-    /// Whether the masks have rows for every pass.
-    pub by_pass: bool,
+    /// Whether masks have a row for every loop of every layer.
+    pub per_loop: bool,
 }
 
-impl Plan<'_> {
-    /// Bytes that are read for all of it.
+impl NewFile<'_> {
+    /// Bytes to read for all tensors.
     fn source_bytes(&self) -> u64 {
-        self.parts.iter().map(Part::source_bytes).sum()
+        self.tensors.iter().map(NewTensor::source_bytes).sum()
     }
 
-    /// Writes one whole file that replaces none of the `inputs`. Returns its length.
-    pub fn write_one(&self, inputs: &[&Container], out: &Path, progress: Progress) -> Result<u64> {
-        for input in inputs {
-            keep(input, out)?;
+    /// Writes the file to `out`. Errors: `Usage` if it would replace one of `inputs`; those of writing.
+    pub fn write(
+        &self,
+        inputs: &[&CmfContainer],
+        out: &Path,
+        notes: Vec<String>,
+        progress: Progress,
+    ) -> Result<Written> {
+        for path in inputs.iter().flat_map(|input| input.shard_paths()) {
+            not_the_output(path, out)?;
         }
-        let specs = self.parts.iter().map(|part| part.spec.clone()).collect();
-        let mut writer = Writer::create(out, self.header.clone(), specs, self.sections)?;
-        if self.by_pass && self.sections.masks.is_some() {
+        let specs = self.tensors.iter().map(|tensor| tensor.spec.clone()).collect();
+        let mut writer = CmfWriter::create(out, self.header.clone(), specs, self.sections)?;
+        if self.per_loop && self.sections.masks.is_some() {
             writer = writer.with_loop_masks()?;
         }
         self.each(progress, &mut |payload, stored| match stored {
             Some(stored) => writer.copy(payload, stored),
             None => writer.write(payload),
         })?;
-        writer.finish()
+        Ok(Written {
+            tensors: self.tensors.len(),
+            bytes: writer.finish()?,
+            notes,
+        })
     }
 
-    /// Hands every payload to `put`, in order. Errors: those of [`Part::write`]; `Usage` when the work is to end.
+    /// Passes every payload to `put`, in order. Errors: those of [`NewTensor::write`]; `Interrupted` if `progress` cancels.
     pub fn each(&self, progress: Progress, put: Put) -> Result<()> {
         let mut work = Work::new(self.source_bytes(), progress);
-        for part in &self.parts {
-            part.write(put)?;
-            work.advance(part.source_bytes())?;
+        for tensor in &self.tensors {
+            tensor.write(put)?;
+            work.advance(tensor.source_bytes())?;
         }
         Ok(())
     }
 }
 
-/// How far the work is.
+/// The progress of a tool.
 pub(super) struct Work<'a> {
     done: u64,
     total: u64,
@@ -114,7 +129,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// So many bytes more are done. Errors: `Interrupted` when the work is to end.
+    /// Reports that `bytes` more bytes are done. Errors: `Interrupted` if the work is cancelled.
     pub fn advance(&mut self, bytes: u64) -> Result<()> {
         self.done += bytes;
         match (self.progress)(self.done, self.total).is_break() {
@@ -124,43 +139,14 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The same tensor, to be written.
-pub(super) fn spec(info: &TensorInfo) -> TensorSpec {
-    TensorSpec {
-        name: info.name.clone(),
-        dtype: info.dtype,
-        shape: info.shape.clone(),
-    }
-}
-
-/// Errors: `Usage` when `out` is one of the files of `input`.
-fn keep(input: &Container, out: &Path) -> Result<()> {
-    input
-        .shard_paths()
-        .iter()
-        .try_for_each(|path| not_the_output(path, out))
-}
-
-/// Errors: `HashMismatch` when bytes are not those that a checksum was made of.
-pub(super) fn intact(name: &str, bytes: &[u8], stored: u64) -> Result<()> {
-    let found = hash64(bytes);
-    if found != stored {
-        bail!(
-            HashMismatch,
-            "payload of tensor '{name}': stored {stored:016x}, found {found:016x}"
-        );
-    }
-    Ok(())
-}
-
-/// The header of a model, without what describes its old files.
-pub(super) fn header_of(model: &Container) -> Map<String, Value> {
+/// The header of a model, without its shard number.
+pub(super) fn header_of(model: &CmfContainer) -> Map<String, Value> {
     let mut header = model.header_json().clone();
     header.retain(|key, _| key != "shard");
     header
 }
 
-/// The member `name` of a JSON object, an object itself; made when it is not there.
+/// The object that is member `name` of `map`; created if absent. Errors: `Parse` if the member is not an object.
 pub(super) fn object<'a>(map: &'a mut Map<String, Value>, name: &str) -> Result<&'a mut Map<String, Value>> {
     let value = map.entry(name).or_insert(Value::Null);
     if value.is_null() {
@@ -168,10 +154,6 @@ pub(super) fn object<'a>(map: &'a mut Map<String, Value>, name: &str) -> Result<
     }
     match value {
         Value::Object(object) => Ok(object),
-        other => bail!(
-            Parse,
-            "header.{name}: wanted an object, found {}",
-            crate::container::json::kind_of(other)
-        ),
+        other => bail!(Parse, "header.{name}: wanted an object, found {}", kind_of(other)),
     }
 }

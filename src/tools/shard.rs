@@ -1,54 +1,53 @@
-//! `shard`: one model in several files of bounded size (section 10 of the format).
+//! `shard`: splits a model into several files of bounded size (section 10 of the format).
 
 use super::compact;
 use super::{Progress, Written};
-use crate::container::{Container, Parts, Split, SplitWriter, base_name};
 use crate::convert::{Event, Options, Report, Target, convert_to};
 use crate::dtype::Size;
 use crate::error::{Error, Kind, Result, bail};
+use crate::format::cmf::{CmfContainer, SplitFiles, SplitOptions, SplitWriter, base_name};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-/// Splits the model at `model` into files of at most `max_bytes`, tensors in directory order; a tensor that is larger than
-/// that gets a file of its own. Masks, tokenizer, index and skills go to the first.
+/// Splits the model at `model` into files of at most `max_bytes`, tensors in directory order. A larger tensor gets a file of
+/// its own. Masks, tokenizer, index and skills go to the first file.
 ///
-/// `out` is a directory that is there, where the files are named after the model, or what their names begin with. They get
-/// their names when all of them are whole, the first one last. Returns their paths.
+/// `out` is an existing directory, in which the files are named after the model, or a path that their names begin with. The
+/// files are renamed to their paths when all are complete, shard 1 last. Returns their paths.
 ///
-/// Errors: as [`compact::compact`]; `Usage` for more files than names can count, and for a limit of 0.
+/// Errors: as [`compact::compact`]; `Usage` for more files than names can number, and for a limit of 0.
 pub fn shard(model: &Path, max_bytes: u64, out: &Path, progress: Progress) -> Result<(Vec<PathBuf>, Written)> {
     let (dir, base) = target(model, out)?;
-    let model = Container::open(model)?;
-    let plan = compact::plan(&model)?;
-    let tensors = plan.parts.iter();
+    let model = CmfContainer::open(model)?;
+    let file = compact::whole(&model)?;
+    let tensors = file.tensors.iter();
     let mut writer = SplitWriter::create(
-        Split {
+        SplitOptions {
             dir,
             base,
             max_bytes,
             inputs: model.shard_paths().to_vec(),
         },
-        plan.header.clone(),
+        file.header.clone(),
         tensors
-            .map(|part| (part.spec.clone(), Size::Exact(part.source_bytes())))
+            .map(|tensor| (tensor.spec.clone(), Size::Exact(tensor.source_bytes())))
             .collect(),
-        plan.sections,
-        plan.by_pass,
+        file.sections,
+        file.per_loop,
     )?;
-    plan.each(progress, &mut |payload, stored| writer.write(payload, stored))?;
-    let parts = writer.finish()?;
+    file.each(progress, &mut |payload, stored| writer.write(payload, stored))?;
+    let files = writer.finish()?;
     let written = Written {
-        tensors: plan.parts.len(),
-        bytes: parts.bytes,
-        notes: larger(&parts, max_bytes).into_iter().collect(),
+        tensors: file.tensors.len(),
+        bytes: files.bytes,
+        notes: larger(&files, max_bytes).into_iter().collect(),
     };
-    Ok((parts.paths, written))
+    Ok((files.paths, written))
 }
 
-/// Converts the model at `src` as [`crate::convert::convert`] does, to several files as [`shard`] makes them. Each is written
-/// once: no room is needed beyond that of the result.
+/// Converts the model at `src` to several files, without writing a single file first.
 ///
-/// Errors: those of converting and of [`shard`].
+/// Errors: those of [`crate::convert::convert`] and of [`shard`].
 pub fn convert_to_shards(
     src: &Path,
     out: &Path,
@@ -57,29 +56,34 @@ pub fn convert_to_shards(
     progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> Result<(Report, Vec<PathBuf>)> {
     let (dir, base) = target(src, out)?;
-    let split = Split {
+    let split = SplitOptions {
         dir,
         base,
         max_bytes,
         inputs: Vec::new(),
     };
-    let (mut report, parts) = convert_to(src, Target::Several(split), options, progress)?;
-    report.notes.extend(larger(&parts, max_bytes));
-    Ok((report, parts.paths))
+    let (mut report, files) = convert_to(src, Target::Several(split), options, progress)?;
+    report.notes.extend(larger(&files, max_bytes));
+    Ok((report, files.paths))
 }
 
-/// What there is to say of files that are larger than they should be.
-fn larger(parts: &Parts, max_bytes: u64) -> Option<String> {
-    let larger = parts.larger;
+/// A note about files that exceed the limit.
+fn larger(written: &SplitFiles, max_bytes: u64) -> Option<String> {
+    let larger = written.larger;
     (larger > 0).then(|| {
-        let files = parts.paths.len();
-        format!("{larger} of {files} files have more than {max_bytes} bytes: what is in them cannot be divided")
+        let files = written.paths.len();
+        format!("{larger} of {files} files have more than {max_bytes} bytes, because tensors are not divided")
     })
 }
 
-/// Directory and base of the names.
+/// The directory of the files and the base of their names.
 fn target(model: &Path, out: &Path) -> Result<(PathBuf, String)> {
-    let nameless = |path: &Path| Error::new(Kind::Usage, format!("{}: no name for files", path.display()));
+    let nameless = |path: &Path| {
+        Error::new(
+            Kind::Usage,
+            format!("{}: wanted a path with a file name", path.display()),
+        )
+    };
     if out.is_dir() {
         return Ok((out.to_owned(), base_name(model).ok_or_else(|| nameless(model))?));
     }

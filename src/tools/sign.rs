@@ -1,11 +1,12 @@
 //! Detached signatures (section 8 of the format): `<file>.sig` beside each file of a model, JSON of
 //! `{alg, pubkey, sha256, sig}`, an Ed25519 signature over the 32 bytes of the file's SHA-256.
 //!
-//! A signature is as untrusted as the file it lies beside. Knows files, not what is in them.
+//! A signature file is as untrusted as the file that it belongs to.
 
 use super::Progress;
-use crate::container::{Container, json, not_the_output, temporary_beside};
 use crate::error::{Error, Kind, Result, bail};
+use crate::format::cmf::CmfContainer;
+use crate::format::{from_hex, hex, json, not_the_output, read_start, temporary_beside};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -13,72 +14,74 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The one algorithm.
+/// The only supported algorithm.
 const ALGORITHM: &str = "ed25519-sha256";
-/// The longest signature file that is read; a real one has some 330 bytes.
+/// The longest signature file that is read; a valid one has about 330 bytes.
 const MAX_SIGNATURE: u64 = 16 << 10;
 /// The longest key file that is read.
 const MAX_KEY: u64 = 1 << 10;
-/// Bytes of a file that are held at a time.
+/// The block size for reading files.
 const BLOCK: usize = 1 << 20;
 
-/// Who signs: an Ed25519 public key.
+/// The Ed25519 public key of a signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublicKey([u8; 32]);
 
 impl PublicKey {
-    /// The key of 64 hex digits. Errors: `Usage` for anything else.
+    /// Parses a key of 64 hex digits. Errors: `Usage` for anything else.
     pub fn from_hex(text: &str) -> Result<PublicKey> {
-        let bytes = bytes_of(text).ok_or_else(|| Error::new(Kind::Usage, "a public key has 64 hex digits"))?;
+        let bytes =
+            from_hex(text).ok_or_else(|| Error::new(Kind::Usage, "invalid public key, wanted 64 hex digits"))?;
         Ok(PublicKey(bytes))
     }
 
-    /// 64 hex digits.
+    /// The key as 64 hex digits.
     pub fn to_hex(self) -> String {
         hex(&self.0)
     }
 }
 
-/// A file that is signed.
+/// A signed file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
     /// The file.
     pub file: PathBuf,
-    /// Its signature.
+    /// Its signature file.
     pub signature: PathBuf,
-    /// Who signed.
+    /// The signer.
     pub key: PublicKey,
     /// SHA-256 of the file.
     pub sha256: [u8; 32],
 }
 
-/// What is known about who vouches for a model.
+/// The result of checking a model's signatures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// No file has a signature, and no signer was asked for.
+    /// No file has a signature, and no signer was required.
     Unsigned,
-    /// Every file carries a signature of this key.
+    /// Every file has a signature of this key.
     Valid {
-        /// Who signed.
+        /// The signer.
         key: PublicKey,
-        /// Whether that is the key that was asked for. A key that came with the file proves nothing about who made it.
+        /// Whether the signer was required to be this key. Without that, the signature says nothing about the file's author.
         pinned: bool,
     },
 }
 
-/// Where the signature of a file lies.
+/// The path of a file's signature.
 pub fn path_beside(file: &Path) -> PathBuf {
     let mut path = file.to_owned().into_os_string();
     path.push(".sig");
     path.into()
 }
 
-/// Signs every file of the model that `model` is, or is a part of, with the seed in `key_file`.
+/// Signs every file of the model at `model` with the seed in `key_file`.
 ///
-/// Errors: `Parse` for a key file that is not 32 bytes in hex; `Usage` for one that lies where a signature will; the container's own for a file that is no model; `Io`.
+/// Errors: `Parse` for a key file that is not 32 bytes in hex; `Usage` if a signature would replace the key file; those of
+/// [`CmfContainer::open`]; `Io`.
 pub fn sign(model: &Path, key_file: &Path, progress: Progress) -> Result<Vec<Signed>> {
     let key = signing_key(key_file)?;
-    let paths = Container::open(model)?.shard_paths().to_vec();
+    let paths = CmfContainer::open(model)?.shard_paths().to_vec();
     paths
         .iter()
         .try_for_each(|file| not_the_output(key_file, &path_beside(file)))?;
@@ -104,16 +107,16 @@ pub fn sign(model: &Path, key_file: &Path, progress: Progress) -> Result<Vec<Sig
     Ok(signed)
 }
 
-/// Checks the signatures of the files of a model, `paths`.
+/// Checks the signatures of `paths`, the files of a model.
 ///
-/// Errors: `SignatureInvalid` for a signature file that is none, one of other bytes or another key than `pinned`; for files
-/// of one model of which some are not signed, or by different keys; for none at all where one is `pinned`. `Io` for a model
-/// file that cannot be read.
+/// Errors: `SignatureInvalid` for a malformed or wrong signature, for another key than `pinned`, for files without or with
+/// different signers if another file of the model is signed, and for a missing signature if a key is `pinned`; `Io` for a
+/// model file that cannot be read.
 pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -> Result<Verdict> {
     let mut claims = Vec::new();
     for file in paths {
         let signature = path_beside(file);
-        // What is there and cannot be looked at is not absent.
+        // Only `NotFound` means absent: a signature that cannot be read must not count as none.
         if std::fs::symlink_metadata(&signature).is_err_and(|err| err.kind() == std::io::ErrorKind::NotFound) {
             continue;
         }
@@ -123,14 +126,17 @@ pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -
     let Some((_, first)) = claims.first() else {
         return match pinned {
             None => Ok(Verdict::Unsigned),
-            Some(_) => bail!(SignatureInvalid, "there is no signature, wanted one of the given key"),
+            Some(_) => bail!(
+                SignatureInvalid,
+                "the model is not signed, wanted a signature of the given key"
+            ),
         };
     };
     let key = first.key;
     if let Some(file) = paths.iter().find(|path| claims.iter().all(|(file, _)| file != path)) {
         bail!(
             SignatureInvalid,
-            "{}: not signed, other files of the model are",
+            "{}: not signed, unlike other files of the model",
             file.display()
         );
     }
@@ -165,7 +171,7 @@ pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -
     })
 }
 
-/// What a signature file says.
+/// The contents of a signature file.
 struct Claim {
     key: PublicKey,
     sha256: [u8; 32],
@@ -173,7 +179,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// Errors: they name the file.
+    /// Errors: `SignatureInvalid`, `Parse`, `Bounds`, `Io`; they name the file.
     fn read(path: &Path) -> Result<Claim> {
         let text = read_bounded(path, MAX_SIGNATURE)?;
         Claim::parse(&text).map_err(|err| err.context(path.display()))
@@ -195,7 +201,7 @@ impl Claim {
             bail!(SignatureInvalid, "alg is '{algorithm}', wanted '{ALGORITHM}'");
         }
         fn member<const N: usize>(name: &str, text: &str) -> Result<[u8; N]> {
-            bytes_of(text).ok_or_else(|| {
+            from_hex(text).ok_or_else(|| {
                 let message = format!("{name}: wanted {} hex digits, found {} bytes", 2 * N, text.len());
                 Error::new(Kind::SignatureInvalid, message)
             })
@@ -207,21 +213,21 @@ impl Claim {
         })
     }
 
-    /// Holds the claim against the file's own digest.
+    /// Checks the claim against the digest of the file. Errors: `SignatureInvalid`.
     fn check(&self, found: &[u8; 32]) -> Result<()> {
         if self.sha256 != *found {
             bail!(
                 SignatureInvalid,
-                "made for a file with SHA-256 {}, this one has {}",
+                "the signature is for a file with SHA-256 {}, this file has {}",
                 hex(&self.sha256),
                 hex(found)
             );
         }
-        // Strict: keys of small order and second encodings of a signature are refused.
+        // The strict check refuses keys of small order and non-canonical signatures.
         VerifyingKey::from_bytes(&self.key.0)
             .and_then(|key| key.verify_strict(found, &Signature::from_bytes(&self.signature)))
             .map_err(|_| {
-                let message = format!("not a signature of the key {}", self.key.to_hex());
+                let message = format!("the signature does not match the key {}", self.key.to_hex());
                 Error::new(Kind::SignatureInvalid, message)
             })
     }
@@ -231,8 +237,8 @@ fn signing_key(path: &Path) -> Result<SigningKey> {
     let text = read_bounded(path, MAX_KEY)?;
     let seed = std::str::from_utf8(&text)
         .ok()
-        .and_then(|text| bytes_of(text.trim()))
-        // Without what was found: it may be a mistyped secret.
+        .and_then(|text| from_hex(text.trim()))
+        // The text omits the file's content, which may be a mistyped secret.
         .ok_or_else(|| {
             let message = format!("{}: wanted a key, 32 bytes as 64 hex digits", path.display());
             Error::new(Kind::Parse, message)
@@ -272,18 +278,11 @@ fn digests(paths: &[PathBuf], progress: Progress) -> Result<Vec<[u8; 32]>> {
     Ok(digests)
 }
 
-/// A small regular file. Errors: `Io`; `Bounds` when it has more than `most` bytes.
+/// Reads a small regular file. Errors: `Io`; `Bounds` if it has more than `most` bytes.
 fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>> {
-    let io = |err: std::io::Error| Error::io(path, &err);
-    // Opening a pipe would wait for its other end.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        bail!(Io, "{}: wanted a regular file", path.display());
-    }
-    let mut text = Vec::new();
-    let file = File::open(path).map_err(io)?;
-    file.take(most + 1).read_to_end(&mut text).map_err(io)?;
+    let text = read_start(path, most + 1)?;
     if text.len() as u64 > most {
-        bail!(Bounds, "{}: more than {most} bytes", path.display());
+        bail!(Bounds, "{}: has more than {most} bytes", path.display());
     }
     Ok(text)
 }
@@ -297,29 +296,11 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     file.persist(path).map(drop).map_err(|err| io(&err.error))
 }
 
-/// Exactly N bytes in hex digits of either case.
-fn bytes_of<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    if pairs.len() != N || !rest.is_empty() {
-        return None;
-    }
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let mut bytes = [0; N];
-    for (byte, &[high, low]) in bytes.iter_mut().zip(pairs) {
-        *byte = (digit(high)? << 4 | digit(low)?) as u8;
-    }
-    Some(bytes)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Written by another implementation.
+    /// A signature by another implementation.
     const FOREIGN: &str = r#"{"alg": "ed25519-sha256",
         "pubkey": "d1890ecc5facb40434b4cd6f683a28c66cb176f5b85c17fec42715cd45ffacef",
         "sha256": "c6b976d67eb70c9731ccb7031a00325e2c10d4987b0fb91c3b1675de207050fa",
@@ -337,12 +318,12 @@ mod tests {
         let good = claim(FOREIGN).unwrap();
         let digest = good.sha256;
         good.check(&digest).unwrap();
-        assert!(good.check(&[7; 32]).unwrap_err().message.contains("made for a file"));
+        assert!(good.check(&[7; 32]).unwrap_err().message.contains("is for a file"));
         let last_bit = FOREIGN.replace("2b0b\"", "2b0a\"");
         let err = claim(&last_bit).unwrap().check(&digest).unwrap_err();
         assert_eq!(err.kind, Kind::SignatureInvalid);
-        assert!(err.message.contains("not a signature of the key"), "{err}");
-        // The same signature under another key, and under one that is no point of the curve or of small order.
+        assert!(err.message.contains("the signature does not match the key"), "{err}");
+        // The same signature with another key, with a key that is not on the curve, and with one of small order.
         for key in [
             "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
             &"ff".repeat(32),
@@ -354,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_signature_is_refused() {
+    fn malformed_signature_files_are_refused() {
         let with = |from: &str, to: &str| FOREIGN.replace(from, to);
         let cases = [
             (String::new(), "EOF"),
@@ -379,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_those_of_the_standard() {
+    fn a_key_of_the_standard_is_derived_from_its_seed() {
         // RFC 8032, section 7.1, test 1.
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");

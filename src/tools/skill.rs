@@ -1,13 +1,15 @@
-//! Skills as files: adding and removing them in place, cutting them out and putting them back (section 9 of the format).
+//! Adding and removing skills in place, exporting them as skill files and applying those (section 9 of the format).
 
-use super::rewrite::{Part, Plan, Work, header_of, intact};
+use super::rewrite::{NewFile, NewTensor, Work, header_of};
 use super::{Progress, Written};
-use crate::container::skills::{check_id, check_new_id};
-use crate::container::{Appender, Container, Masks, NO_TASK, Sections, SkillView, TensorInfo, TensorSpec, Tensors};
 use crate::convert::{Options, convert};
 use crate::dtype::Dtype;
 use crate::dtype::encode::{encode, storage_dtype};
 use crate::error::{Error, Kind, Result, bail};
+use crate::format::cmf::{Appender, CmfContainer, Masks, NO_TASK, Payload, Sections, check_id, check_new_id};
+use crate::format::json::without_nulls;
+use crate::format::{TensorInfo, TensorSpec, check_hash, read_start};
+use crate::source::{SkillView, Tensors};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -16,32 +18,34 @@ use tempfile::TempDir;
 
 const TOOL: &str = concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"));
 
-/// What a new skill is called and how it is stored.
+/// Name, storage and task of a new skill.
 #[derive(Clone, Debug, Default)]
 pub struct New {
-    /// Its id.
+    /// The id.
     pub id: String,
-    /// Its name, for people.
+    /// The name, for display.
     pub name: Option<String>,
-    /// The type of its matrices; `None`: a container's tensors stay as they are, others get the type of what they replace.
+    /// The type of its matrices; `None`: tensors of a CMF file keep their type, others get the type of the tensor that they
+    /// replace.
     pub quant: Option<Dtype>,
-    /// The task whose mask goes with it, [`NO_TASK`] for the full model; `None`: the skill leaves that open.
+    /// The task whose mask is used with it, [`NO_TASK`] for the full model; `None`: unspecified.
     pub input_mask_task: Option<String>,
 }
 
-/// Adds to the model at `model`, in place, the tensors in which the model at `src` differs from its backbone.
+/// Adds a skill to the model at `model`, in place: the tensors in which the model at `src` differs from its backbone.
 ///
-/// `src` is a container or what can be converted to one, of the same network. A tensor differs when its bytes do, once it is
-/// in the type of the backbone's. Until the last write the file is the old model.
+/// `src` is a CMF file or a model that can be converted to one, of the same network. Tensors are compared as bytes, after
+/// encoding in the type of the backbone's tensor. Until the last write the file remains the old model.
 ///
-/// Errors: `Usage` for an id that is taken or no id, a task without a mask, and when nothing differs; `MissingTensor` or `UnsupportedModel` when
-/// the two are not of one network; `SkillFile` when either is no model; those of converting and of writing in place.
+/// Errors: `Usage` for an invalid or existing id, a task without a mask, and if nothing differs; `MissingTensor` or
+/// `UnsupportedModel` if the networks differ; `SkillFile` if either file is a skill file; those of
+/// [`convert`](crate::convert::convert) and of [`Appender`].
 pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Written> {
     check_new_id(&new.id)?;
-    let base = Container::open(model)?;
+    let base = CmfContainer::open(model)?;
     runnable(&base)?;
     if base.skills().iter().any(|skill| skill.id == new.id) {
-        bail!(Usage, "there is a skill '{}' already", new.id);
+        bail!(Usage, "skill '{}' exists already", new.id);
     }
     match new.input_mask_task.as_deref() {
         None | Some(NO_TASK) => {}
@@ -49,25 +53,28 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
     }
     let prefix = format!("skill.{}.", new.id);
     if let Some(info) = base.infos().iter().find(|info| info.name.starts_with(&prefix)) {
-        bail!(Usage, "tensor '{}' is there already", info.name);
+        bail!(Usage, "tensor '{}' exists already", info.name);
     }
     let (source, temporary) = open_source(model, src, progress)?;
     runnable(&source)?;
-    let backbone = SkillView::new(&base, None)?;
-    let changed = SkillView::new(&source, None)?;
+    let backbone = SkillView::new(&base, base.skills(), None)?;
+    let changed = SkillView::new(&source, source.skills(), None)?;
     same_network(&backbone, &changed)?;
 
     let mut file = Appender::open(&base.shard_paths()[0])?;
     let mut work = Work::new(changed.infos().iter().map(|info| info.nbytes).sum(), progress);
     let mut names = Vec::new();
     for (id, info) in backbone.infos().iter().enumerate() {
-        // `same_network` has looked.
+        // `same_network` has checked that it exists.
         let Some(other) = changed.find(&info.name) else {
             continue;
         };
         let from = &changed.infos()[other];
         let bytes = changed.bytes(other)?;
-        intact(&info.name, bytes, from.hash)?;
+        if let Some(stored) = changed.stored_id(other) {
+            let hash = source.payloads()[stored].hash;
+            check_hash(format_args!("payload of tensor '{}'", info.name), bytes, Some(hash))?;
+        }
         let stored = replacement(
             (info, backbone.bytes(id)?),
             (from, bytes),
@@ -106,7 +113,7 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
     registry(&mut header)?.push(record.into());
     let tensors = names.len();
     let mut notes = signature_note(&base);
-    // Nothing reads the old file while its envelope changes.
+    // The old file must not be mapped while its envelope changes.
     drop((backbone, changed));
     drop((base, source));
     let before = file.bytes_before();
@@ -119,22 +126,24 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
     })
 }
 
-/// Takes a skill out of the registry and its tensors out of the directory, in place. Their bytes stay until the file is
+/// Removes a skill from the registry and its tensors from the directory, in place. Their bytes stay until the file is
 /// compacted.
 ///
-/// Errors: `Usage` for an id that is not there, and for a skill with tensors in another file than the first of several; those
-/// of writing in place.
+/// Errors: `Usage` for an unknown id, and for a skill with tensors outside the first file; those of [`Appender`].
 pub fn remove(model: &Path, id: &str) -> Result<Written> {
-    let container = Container::open(model)?;
+    let container = CmfContainer::open(model)?;
     runnable(&container)?;
-    SkillView::new(&container, Some(id))?;
+    SkillView::new(&container, container.skills(), Some(id))?;
     let prefix = format!("skill.{id}.");
-    let own = |info: &&TensorInfo| info.name.starts_with(&prefix);
-    let tensors = container.infos().iter().filter(own).count();
-    if container.infos().iter().filter(own).any(|info| info.shard != 0) {
+    let stored = container.infos().iter().zip(container.payloads());
+    let own: Vec<&Payload> = stored
+        .filter_map(|(info, payload)| info.name.starts_with(&prefix).then_some(payload))
+        .collect();
+    let tensors = own.len();
+    if own.iter().any(|payload| payload.shard != 0) {
         bail!(
             Usage,
-            "skill '{id}' has tensors in other files than the first, which is the one that changes; compact the model first"
+            "skill '{id}' has tensors outside the first file, which is the only one that can change; compact the model first"
         );
     }
     let notes = signature_note(&container);
@@ -152,57 +161,80 @@ pub fn remove(model: &Path, id: &str) -> Result<Written> {
     })
 }
 
-/// Writes a skill file: what turns the model at `base` into the one at `model` with its skill `id` active, or, where it has
-/// no such skill, into the whole of it.
+/// Writes a skill file: the tensors in which the model at `model`, with its skill `id` active, differs from the model at
+/// `base`. If `model` has no skills, `id` names the new skill and the whole model is compared.
 ///
-/// Errors: `Usage` when nothing differs, or the base is in several files; `UnsupportedModel` or `MissingTensor` when the two
-/// are not of one network; `SkillFile` when either is no model; `HashMismatch` for damage; `Io`.
+/// Errors: `Usage` if nothing differs or the base has several files; `UnsupportedModel` or `MissingTensor` if the networks
+/// differ; `SkillFile` if either file is a skill file; `HashMismatch` for damage; `Io`.
 pub fn export(model: &Path, id: &str, base: &Path, out: &Path, progress: Progress) -> Result<Written> {
     check_id(id)?;
-    let (name, model, base) = (model.file_name(), Container::open(model)?, Container::open(base)?);
+    let (name, model, base) = (model.file_name(), CmfContainer::open(model)?, CmfContainer::open(base)?);
     runnable(&model)?;
     runnable(&base)?;
-    let known = model.skills().iter().position(|skill| skill.id == id);
-    if known.is_none() {
+    if model.skills().iter().all(|skill| skill.id != id) {
         check_new_id(id)?;
     }
-    // An unknown name is the model's own difference only where it cannot be a mistake for one of its skills.
-    let specialist = SkillView::new(&model, (!model.skills().is_empty()).then_some(id))?;
-    let backbone = SkillView::new(&base, None)?;
+    // In a model with skills, an unknown id is a mistake.
+    let specialist = SkillView::new(&model, model.skills(), (!model.skills().is_empty()).then_some(id))?;
+    let backbone = SkillView::new(&base, base.skills(), None)?;
     same_network(&backbone, &specialist)?;
     if model.header().arch != base.header().arch {
-        bail!(
-            UnsupportedModel,
-            "the base describes another network than the model (arch differs)"
-        );
+        bail!(UnsupportedModel, "model and base are different networks (arch differs)");
     }
-    let mut parts = Vec::new();
+    let mut tensors = Vec::new();
     for (of_base, info) in backbone.infos().iter().enumerate() {
         let Some(other) = specialist.find(&info.name) else {
             continue;
         };
         let from = &specialist.infos()[other];
         if from.dtype != info.dtype || specialist.bytes(other)? != backbone.bytes(of_base)? {
-            parts.push(Part::copy(&specialist, other, from));
+            tensors.extend(specialist.stored_id(other).map(|stored| NewTensor {
+                spec: TensorSpec::from(from),
+                ..NewTensor::copy(&model, stored)
+            }));
         }
         backbone.release(of_base);
         specialist.release(other);
     }
     let (own, bases) = (model.sections()?, base.sections()?);
     let masks = own.masks.filter(|_| own.masks != bases.masks);
-    if parts.is_empty() && masks.is_none() {
-        bail!(Usage, "the model differs from its base in no tensor");
+    if tensors.is_empty() && masks.is_none() {
+        bail!(Usage, "the model and its base have identical tensors");
     }
     let mut notes = Vec::new();
     if own.masks.is_none() && bases.masks.is_some() {
-        notes.push("the base has masks, which stay when the skill is applied; the model has none".to_owned());
+        notes.push("the base has masks, which are kept when the skill is applied; the model has none".to_owned());
     }
+    let source = name.map(|name| name.to_string_lossy().into_owned());
+    let record = exported_record(&model, id, &base, source, &tensors)?;
+    let mut header = header_of(&model);
+    header.insert("skills".into(), vec![Value::Object(record)].into());
+    let file = NewFile {
+        header,
+        tensors,
+        sections: Sections {
+            masks,
+            ..Sections::default()
+        },
+        per_loop: model.has_loop_masks(),
+    };
+    file.write(&[&model, &base], out, notes, progress)
+}
 
+/// The record of an exported skill: that of the model, if it has one, with members that name the base and the origin.
+fn exported_record(
+    model: &CmfContainer,
+    id: &str,
+    base: &CmfContainer,
+    source: Option<String>,
+    tensors: &[NewTensor],
+) -> Result<Map<String, Value>> {
+    let known = model.skills().iter().position(|skill| skill.id == id);
     let mut record = match known.and_then(|at| model.header().skills.get(at)) {
         Some(Value::Object(record)) => record.clone(),
         _ => Map::from_iter([("id".to_owned(), Value::from(id))]),
     };
-    let names: Vec<&str> = parts.iter().map(|part| part.spec.name.as_str()).collect();
+    let names: Vec<&str> = tensors.iter().map(|tensor| tensor.spec.name.as_str()).collect();
     if !record.contains_key("layers") {
         record.insert("layers".into(), layers(&names).into());
     }
@@ -217,65 +249,108 @@ pub fn export(model: &Path, id: &str, base: &Path, out: &Path, progress: Progres
     record.entry("task").or_insert(task);
     let provenance = json!({
         "tool": format!("{TOOL} skill export"),
-        "cut_from": name.map(|name| name.to_string_lossy().into_owned()),
-        "tensors": parts.len(),
+        "cut_from": source,
+        "tensors": tensors.len(),
         "made_by": record.get("provenance"),
     });
-    record.insert("provenance".into(), crate::container::json::without_nulls(&provenance));
-    let mut header = header_of(&model);
-    header.insert("skills".into(), vec![Value::Object(record)].into());
-    let plan = Plan {
-        header,
-        parts,
-        sections: Sections {
-            masks,
-            ..Sections::default()
-        },
-        by_pass: model.has_loop_masks(),
-    };
-    let bytes = plan.write_one(&[&model, &base], out, progress)?;
-    Ok(Written {
-        tensors: plan.parts.len(),
-        bytes,
-        notes,
-    })
+    record.insert("provenance".into(), without_nulls(&provenance));
+    Ok(record)
 }
 
-/// Writes the model that the skill file `skill` makes of the model at `base`. `force` accepts another base than the one the
-/// skill was cut against; what comes out is then anybody's guess.
+/// Writes the model that results from applying the skill file `skill` to the model at `base`. `force` accepts another base
+/// than the one that the skill was exported against, with unpredictable quality.
 ///
-/// Errors: `SkillFile` for a file that is no skill, another base, or a base that is a skill; `MissingTensor` or
-/// `UnsupportedModel` for a tensor that the base does not have, or in another shape; `Usage` when the base has a skill of
-/// that id; `Parse` for a skill that goes with a mask that neither has; `HashMismatch` for damage; `Io`.
+/// Errors: `SkillFile` if `skill` is not a skill file, names another base, or if the base is a skill file; `MissingTensor` or
+/// `UnsupportedModel` for a tensor that the base does not have or has in another shape; `Usage` if the base has a skill of
+/// the same id; `Parse` for a skill whose task has no mask in either file; `HashMismatch` for damage; `Io`.
 pub fn apply(base: &Path, skill: &Path, out: &Path, force: bool, progress: Progress) -> Result<Written> {
-    let (base, skill) = (Container::open(base)?, Container::open(skill)?);
+    let (base, skill) = (CmfContainer::open(base)?, CmfContainer::open(skill)?);
     runnable(&base)?;
     if !skill.header().has_bound_skill() {
-        bail!(SkillFile, "{}: no skill file", skill.shard_paths()[0].display());
+        bail!(SkillFile, "{}: not a skill file", skill.shard_paths()[0].display());
     }
     let mut notes = Vec::new();
+    match force {
+        true => notes.push("whether the skill belongs to this base was not checked".to_owned()),
+        false => check_base(&base, &skill)?,
+    }
+    let header = applied_header(&base, &skill)?;
+    check_replaced(&base, &skill)?;
+    let masks = skill.masks().or(base.masks());
     for record in skill.skills() {
-        let Some(wanted) = record.base_dir_hash.filter(|_| !force) else {
-            continue;
-        };
+        if let Some(task) = record.mask_task(masks)? {
+            notes.push(format!(
+                "skill '{}' uses the mask of task '{task}', which becomes active with the skill",
+                record.id
+            ));
+        }
+    }
+    let tensor = |(id, info): (usize, &TensorInfo)| match skill.find(&info.name) {
+        Some(other) => NewTensor::copy(&skill, other),
+        None => NewTensor::copy(&base, id),
+    };
+    let (bases, own) = (base.sections()?, skill.sections()?);
+    let (masks, index, per_loop) = match own.masks {
+        // The base's index refers to the base's masks.
+        Some(masks) => (Some(masks), None, skill.has_loop_masks()),
+        None => (bases.masks, bases.index, base.has_loop_masks()),
+    };
+    let file = NewFile {
+        header,
+        tensors: base.infos().iter().enumerate().map(tensor).collect(),
+        sections: Sections {
+            vocab: bases.vocab,
+            masks,
+            index,
+        },
+        per_loop,
+    };
+    file.write(&[&base, &skill], out, notes, progress)
+}
+
+/// Checks that a skill file names `base`. Errors: `SkillFile`.
+fn check_base(base: &CmfContainer, skill: &CmfContainer) -> Result<()> {
+    for record in skill.skills() {
+        let Some(wanted) = record.base_dir_hash else { continue };
         let found = base.directory_hash()?;
         if found != wanted {
             bail!(
                 SkillFile,
-                "skill '{}' was cut against another base: it wants one with directory hash {wanted:016x}, this one has \
-                 {found:016x}",
+                "skill '{}' belongs to another base: wanted directory hash {wanted:016x}, found {found:016x}",
                 record.id
             );
         }
     }
-    if force {
-        notes.push("whether the skill belongs to this base was not checked".to_owned());
+    Ok(())
+}
+
+/// Checks that the base has the tensors that a skill file replaces. Errors: `MissingTensor`, `UnsupportedModel`.
+fn check_replaced(base: &CmfContainer, skill: &CmfContainer) -> Result<()> {
+    for TensorInfo { name, shape, .. } in skill.infos() {
+        let Some(id) = base.find(name) else {
+            bail!(
+                MissingTensor,
+                "the skill replaces '{name}', which the base does not have"
+            );
+        };
+        let found = &base.infos()[id].shape;
+        if found != shape {
+            bail!(
+                UnsupportedModel,
+                "the skill replaces '{name}' with shape {shape:?}, the base has {found:?}"
+            );
+        }
     }
-    let mut header = header_of(&base);
+    Ok(())
+}
+
+/// The header of `base` with the records of a skill file, which no longer name a base. Errors: `Usage` for an existing id.
+fn applied_header(base: &CmfContainer, skill: &CmfContainer) -> Result<Map<String, Value>> {
+    let mut header = header_of(base);
     let records = registry(&mut header)?;
     for (record, typed) in skill.header().skills.iter().zip(skill.skills()) {
         if base.skills().iter().any(|known| known.id == typed.id) {
-            bail!(Usage, "the base has a skill '{}' already", typed.id);
+            bail!(Usage, "the base already has a skill '{}'", typed.id);
         }
         let mut record = record.clone();
         if let Value::Object(members) = &mut record {
@@ -283,81 +358,29 @@ pub fn apply(base: &Path, skill: &Path, out: &Path, force: bool, progress: Progr
         }
         records.push(record);
     }
-    for info in skill.infos() {
-        let Some(id) = base.find(&info.name) else {
-            bail!(
-                MissingTensor,
-                "the skill replaces '{}', which the base does not have",
-                info.name
-            );
-        };
-        let shape = &base.infos()[id].shape;
-        if *shape != info.shape {
-            bail!(
-                UnsupportedModel,
-                "the skill replaces '{}' with shape {:?}, the base has {shape:?}",
-                info.name,
-                info.shape
-            );
-        }
-    }
-    let masks = skill.masks().or(base.masks());
-    for record in skill.skills() {
-        if let Some(task) = record.mask_task(masks)? {
-            notes.push(format!(
-                "skill '{0}' goes with the task '{task}': --skill {0} brings it, and so does --task {task}",
-                record.id
-            ));
-        }
-    }
-    let part = |(id, info): (usize, &TensorInfo)| match skill.find(&info.name) {
-        Some(other) => Part::copy(&skill, other, &skill.infos()[other]),
-        None => Part::copy(&base, id, info),
-    };
-    let (bases, own) = (base.sections()?, skill.sections()?);
-    let (masks, index, by_pass) = match own.masks {
-        // The base's index speaks of the base's masks.
-        Some(masks) => (Some(masks), None, skill.has_loop_masks()),
-        None => (bases.masks, bases.index, base.has_loop_masks()),
-    };
-    let plan = Plan {
-        header,
-        parts: base.infos().iter().enumerate().map(part).collect(),
-        sections: Sections {
-            vocab: bases.vocab,
-            masks,
-            index,
-        },
-        by_pass,
-    };
-    let bytes = plan.write_one(&[&base, &skill], out, progress)?;
-    Ok(Written {
-        tensors: plan.parts.len(),
-        bytes,
-        notes,
-    })
+    Ok(header)
 }
 
 /// Errors: `SkillFile`.
-fn runnable(model: &Container) -> Result<()> {
+fn runnable(model: &CmfContainer) -> Result<()> {
     if model.is_skill_file() {
         bail!(
             SkillFile,
-            "{}: a skill file, wanted a model",
+            "{}: this is a skill file, wanted a model",
             model.shard_paths()[0].display()
         );
     }
     Ok(())
 }
 
-/// A directory and what a conversion into it said.
+/// A temporary directory, and the notes of the conversion into it.
 type Temporary = (TempDir, Vec<String>);
 
-/// The source as a container; what is none becomes one of 32-bit weights beside the model, which goes with its directory.
-fn open_source(model: &Path, src: &Path, progress: Progress) -> Result<(Container, Option<Temporary>)> {
-    let is_container = src.is_file() && starts_with_magic(src)?;
-    if is_container {
-        return Ok((Container::open(src)?, None));
+/// Opens the source of a skill. A model in another format is first converted to a CMF file with f32 weights, in a temporary
+/// directory beside `model`.
+fn open_source(model: &Path, src: &Path, progress: Progress) -> Result<(CmfContainer, Option<Temporary>)> {
+    if src.is_file() && read_start(src, 3)? == b"CMF" {
+        return Ok((CmfContainer::open(src)?, None));
     }
     let parent = model.parent().filter(|parent| !parent.as_os_str().is_empty());
     let dir = tempfile::Builder::new()
@@ -374,19 +397,10 @@ fn open_source(model: &Path, src: &Path, progress: Progress) -> Result<(Containe
             false => ControlFlow::Continue(()),
         },
     )?;
-    Ok((Container::open(&out)?, Some((dir, report.dropped))))
+    Ok((CmfContainer::open(&out)?, Some((dir, report.dropped))))
 }
 
-fn starts_with_magic(path: &Path) -> Result<bool> {
-    use std::io::Read;
-    let io = |err: std::io::Error| Error::io(path, &err);
-    let mut start = Vec::new();
-    let file = std::fs::File::open(path).map_err(io)?;
-    file.take(3).read_to_end(&mut start).map_err(io)?;
-    Ok(start == b"CMF")
-}
-
-/// Errors: `MissingTensor`, `UnsupportedModel`: the two sets must have the same names and shapes.
+/// Checks that two sets of tensors have the same names and shapes. Errors: `MissingTensor`, `UnsupportedModel`.
 fn same_network(base: &dyn Tensors, other: &dyn Tensors) -> Result<()> {
     for info in base.infos() {
         let Some(id) = other.find(&info.name) else {
@@ -412,9 +426,9 @@ fn same_network(base: &dyn Tensors, other: &dyn Tensors) -> Result<()> {
     Ok(())
 }
 
-/// What a skill stores for a tensor; `None` when the backbone has the same.
+/// The type and payload that a skill stores for a tensor; `None` if the backbone's tensor is identical.
 ///
-/// `imported`: the source's own type means nothing, it was made here.
+/// `imported`: the source was converted, so its type has no meaning.
 fn replacement<'a>(
     (base, base_bytes): (&TensorInfo, &[u8]),
     (from, bytes): (&TensorInfo, &'a [u8]),
@@ -433,7 +447,7 @@ fn replacement<'a>(
     Ok(Some((dtype, encoded(from, bytes, dtype)?)))
 }
 
-/// A payload in another type.
+/// A payload, encoded in another type if necessary.
 fn encoded<'a>(info: &TensorInfo, bytes: &'a [u8], dtype: Dtype) -> Result<Cow<'a, [u8]>> {
     if info.dtype == dtype {
         return Ok(Cow::Borrowed(bytes));
@@ -449,7 +463,7 @@ fn encoded<'a>(info: &TensorInfo, bytes: &'a [u8], dtype: Dtype) -> Result<Cow<'
     encode(dtype, rows, cols, &read).map(Cow::Owned)
 }
 
-/// The layers that tensors belong to, ascending.
+/// The layers of the tensors with these names, ascending.
 fn layers(names: &[&str]) -> Vec<u32> {
     let layer = |name: &&str| name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok();
     let mut layers: Vec<u32> = names.iter().filter_map(layer).collect();
@@ -458,7 +472,7 @@ fn layers(names: &[&str]) -> Vec<u32> {
     layers
 }
 
-/// The registry in a header. Errors: `Parse` when something else is in its place.
+/// The skill records of a header, created if absent. Errors: `Parse` if the member is not an array.
 fn registry(header: &mut Map<String, Value>) -> Result<&mut Vec<Value>> {
     let value = header.entry("skills").or_insert(Value::Null);
     if value.is_null() {
@@ -469,12 +483,12 @@ fn registry(header: &mut Map<String, Value>) -> Result<&mut Vec<Value>> {
         .ok_or_else(|| Error::new(Kind::Parse, "header.skills: wanted an array"))
 }
 
-/// A signature is one of the bytes before.
-pub(super) fn signature_note(model: &Container) -> Vec<String> {
+/// A note if the model has a signature, which a change of the file invalidates.
+pub(super) fn signature_note(model: &CmfContainer) -> Vec<String> {
     let signature = super::sign::path_beside(&model.shard_paths()[0]);
     match signature.exists() {
         true => vec![format!(
-            "{}: no longer fits the file, sign it again",
+            "{}: no longer valid for the changed file; sign it again",
             signature.display()
         )],
         false => Vec::new(),

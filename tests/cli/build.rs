@@ -1,11 +1,11 @@
-//! Running the program, and a small model for it.
+//! Runs the program, and makes a small model for it.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// The program, without what the environment of the tests says to it.
+/// The program, without the environment variables of the tests that it would read.
 pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cmf-gpu"));
     for (name, _) in std::env::vars_os() {
@@ -17,7 +17,7 @@ pub fn program() -> Command {
     command
 }
 
-/// What a run of the program did.
+/// The result of a run of the program.
 pub struct Ran {
     pub code: Option<i32>,
     pub stdout: String,
@@ -41,14 +41,14 @@ impl Ran {
         ran
     }
 
-    /// The one object on stdout of a run that went well.
+    /// The JSON object on stdout of a successful run.
     pub fn json(&self) -> Value {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         assert_eq!(self.stdout.lines().count(), 1, "{}", self.stdout);
         serde_json::from_str(&self.stdout).unwrap()
     }
 
-    /// Asserts exit code, the one error line, and, if asked for, the object. Returns the message.
+    /// Asserts the exit code, the error line, and with `--json` the object. Returns the message.
     pub fn fails(&self, code: i32, kind: &str) -> String {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
         let lines: Vec<&str> = self.stderr.lines().filter(|line| line.starts_with("error: ")).collect();

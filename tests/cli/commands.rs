@@ -1,4 +1,4 @@
-//! What every command says when all goes well.
+//! The output of every command when it succeeds.
 
 use crate::build::{fixture, golden, has, ids, keys, model, run};
 use safetensors::SafeTensors;
@@ -17,7 +17,7 @@ fn floats(file: &[u8], name: &str) -> (Vec<usize>, Vec<f32>) {
     (tensor.shape().to_vec(), values.collect())
 }
 
-/// Every element within 1e-3 of what was recorded; a NaN is not.
+/// Asserts that every element is within 1e-3 of the recorded one. A NaN is not.
 fn close(what: &str, found: &[f32], expected: &[crate::golden::Row]) {
     let mut rows = found.chunks_exact(expected[0].values.len());
     assert_eq!(rows.len(), expected.len());
@@ -54,6 +54,8 @@ fn version_and_help() {
         assert!(help.stdout.contains(command));
         assert_eq!(run(&[command, "--help"]).code, Some(0));
     }
+    let names = help.stdout.matches("CMF_GPU_").count();
+    assert_eq!(names, 5, "{}", help.stdout);
 }
 
 #[test]
@@ -158,7 +160,7 @@ fn info_shows_what_cannot_be_run_and_says_why() {
 }
 
 #[test]
-fn info_tells_what_is_not_as_in_most_networks() {
+fn info_shows_unusual_constants() {
     let shown = |name: &str| {
         let file = temporary(&format!("{name}.cmf"));
         crate::golden::fields::Fixture::open(name).write(&serde_json::json!({}), Path::new(&file));
@@ -179,18 +181,18 @@ fn info_tells_what_is_not_as_in_most_networks() {
     ] {
         assert!(text.contains(says), "{says}:\n{text}");
     }
-    assert!(!text.contains("passes") && !text.contains("experts"), "{text}");
+    assert!(!text.contains("loops") && !text.contains("experts"), "{text}");
     let (json, text) = shown("mixture");
     assert_eq!(json["experts_per_layer"], serde_json::json!([0, 5, 0, 7, 2, 8]));
     assert!(text.contains("experts      2 to 8 in 4 of 6 layers"), "{text}");
     assert!(text.contains("\"routed_scaling_factor\":2.5"), "{text}");
     let (_, text) = shown("passes");
     assert!(
-        text.contains("passes       3 over the layers, the final norm between them"),
+        text.contains("loops        3 over the layers, with the final norm between them"),
         "{text}"
     );
     let plain = run(&["info", model()]).stdout;
-    assert!(!plain.contains("constants") && !plain.contains("passes"), "{plain}");
+    assert!(!plain.contains("constants") && !plain.contains("loops"), "{plain}");
 }
 
 #[test]
@@ -209,7 +211,7 @@ fn a_task_is_chosen_by_name() {
         ];
         run(&[&["run", model, "--json"], &prompt[..], task].concat())
     };
-    let unmeasured = "how good the model is with its mask was not measured";
+    let unmeasured = "the quality of the model with this mask was not measured";
     let general = answer(&[]);
     assert!(
         general.stderr.contains("task general") && general.stderr.contains(unmeasured),
@@ -236,7 +238,7 @@ fn verify() {
     assert_eq!(report["ok"], true);
 
     let mut bytes = std::fs::read(model()).unwrap();
-    // Past envelope, header and directory: some weight.
+    // Past envelope, header and directory: a weight.
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     let broken = temporary("broken.cmf");
@@ -319,7 +321,7 @@ fn run_answers_as_the_reference_does() {
 }
 
 #[test]
-fn drafts_change_no_answer_and_are_told() {
+fn drafts_change_no_answer_and_are_reported() {
     let path = |name: &str| fixture("interop").join(name).to_str().unwrap().to_string();
     let head = path("qwen3_mtp-q8-appended.cmf");
     let ask = |model: &str, drafts: &str| {
@@ -344,17 +346,24 @@ fn drafts_change_no_answer_and_are_told() {
         let ran = ask(&head, drafts);
         let answer = ran.json();
         assert_eq!(answer["tokens"], plain["tokens"], "{drafts}");
-        let told = |name: &str| answer["speculation"][name].as_u64().unwrap();
+        let reported = |name: &str| answer["speculation"][name].as_u64().unwrap();
         assert_eq!(answer["speculation"]["mode"], "mtp", "{drafts}");
-        assert!(told("accepted") <= told("drafted") && told("rounds") > 0, "{drafts}");
+        assert!(
+            reported("accepted") <= reported("drafted") && reported("rounds") > 0,
+            "{drafts}"
+        );
         if drafts != "auto" {
             let count = answer["tokens"].as_array().unwrap().len() as u64;
-            assert_eq!(told("rounds") + told("accepted") + 1, count, "{drafts}");
-            let line = format!("gen {count} tok ({} of {} drafts)", told("accepted"), told("drafted"));
+            assert_eq!(reported("rounds") + reported("accepted") + 1, count, "{drafts}");
+            let line = format!(
+                "gen {count} tok ({} of {} drafts)",
+                reported("accepted"),
+                reported("drafted")
+            );
             assert!(ran.stderr.contains(&line), "{}", ran.stderr);
         }
     }
-    // Without a head: from the conversation, when asked for.
+    // Without a draft head: from the conversation, if requested.
     let plain = ask(model(), "auto").json();
     assert_eq!(plain["speculation"]["mode"], "off");
     let looked_up = ask(model(), "4").json();
@@ -416,7 +425,7 @@ fn the_template_is_applied_unless_the_prompt_is_raw() {
         rendered["text"].as_str().unwrap()
     );
     let tokens = rendered["tokens"].as_array().unwrap();
-    // What the user wrote is no special token.
+    // The user's text becomes no special token.
     assert_eq!(tokens.iter().filter(|&token| token == 1 || token == 2).count(), 1);
     let templated = run(&["run", model(), "-p", "What is <s>this</s>?", "-n", "1", "--json"]).json();
     assert_eq!(templated["prompt_tokens"], tokens.len());
@@ -585,11 +594,11 @@ fn bench() {
     }
     assert_eq!(report["counters"]["submits"], 1);
     assert_eq!(report["counters"]["write_buffer_calls"], 0);
-    // A token reads each weight once at most.
+    // A token reads each weight at most once.
     let file = std::fs::metadata(model()).unwrap().len();
     let read = report["counters"]["weight_bytes"].as_u64().unwrap();
     assert!((file / 2..=file).contains(&read), "{read} of {file}");
-    // What a number was measured with.
+    // The conditions of the measurement.
     for known in [&report["version"], &report["host"], &report["device"]["driver"]] {
         assert!(!known.as_str().unwrap().is_empty());
     }

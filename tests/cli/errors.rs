@@ -1,4 +1,4 @@
-//! Everything that goes wrong is one line with a known kind, an exit code, and an object if one was asked for.
+//! Every error is one line with a known kind, an exit code, and with `--json` an object.
 
 use crate::build::{fixture, model, run};
 use serde_json::Value;
@@ -14,7 +14,7 @@ fn fails(arguments: &[&str], code: i32, kind: &str) -> String {
 }
 
 #[test]
-fn calls_that_make_no_sense_are_usage_errors() {
+fn invalid_arguments_are_usage_errors() {
     let model = model();
     let run = |flags: &[&'static str]| [&["run", model, "-p", "x"], flags].concat();
     let cases: Vec<Vec<&str>> = vec![
@@ -107,15 +107,15 @@ fn calls_that_make_no_sense_are_usage_errors() {
     }
 }
 
-/// What is not there yet is refused, and nothing says what there is.
+/// Would fail: the error of a missing cache type does not name the existing ones.
 #[test]
-fn a_cache_that_is_not_there_names_those_that_are() {
+fn a_missing_cache_type_names_the_existing_ones() {
     let message = fails(&["run", model(), "-p", "x", "--kv", "q8"], 2, "Usage");
     assert!(message.contains("not implemented yet; use f16"), "{message}");
     assert!(message.contains("f32"), "{message}");
 }
 
-/// An id that no vocabulary has: nothing says which of many, or how many there are.
+/// Would fail: the error does not name the unknown token, or the size of the vocabulary.
 #[test]
 fn tokens_beyond_the_vocabulary_are_named_with_its_size() {
     for id in ["512", "4294967295", "4294967296", "18446744073709551615"] {
@@ -128,7 +128,7 @@ fn tokens_beyond_the_vocabulary_are_named_with_its_size() {
     assert!(fails(&["detokenize", model(), "1,x"], 2, "Usage").contains("found 'x'"));
 }
 
-/// A wrong number is taken for a flag, or the range is left to be guessed.
+/// Would fail: an invalid number is taken for a flag, or the error does not name the range.
 #[test]
 fn numbers_out_of_range_name_the_flag_and_the_range() {
     let m = model();
@@ -160,9 +160,9 @@ fn numbers_out_of_range_name_the_flag_and_the_range() {
     assert_eq!(message.matches("Usage").count(), 0, "{message}");
 }
 
-/// A wrong call is only found when the model is on the device, after minutes.
+/// Would fail: invalid arguments are found after the model is loaded, which may take minutes.
 #[test]
-fn calls_that_make_no_sense_are_found_before_a_device_is_opened() {
+fn invalid_arguments_are_found_before_a_device_is_opened() {
     let m = model();
     let cases: [(&[&str], &str); 10] = [
         (&["run", m, "-p", "x", "--stop", ""], "--stop"),
@@ -176,12 +176,12 @@ fn calls_that_make_no_sense_are_found_before_a_device_is_opened() {
         (&["ppl", m, "--file", "/dev/null", "-c", "1"], "--ctx"),
         (&["bench", m, "-c", "8"], "-p"),
         (&["bench", m, "-p", "4", "-n", "8", "-c", "8"], "-n"),
-        // Longer than what the model was trained for.
+        // Longer than the model was trained for.
         (&["bench", m, "-c", "0", "-p", "99999"], "-p"),
         (&["parity", "--filter", "no such case"], "matvec"),
     ];
     for (case, said) in cases {
-        // A device that is not there would be another error.
+        // Opening this device would give another error.
         let message = fails(&[case, &["--device", "no such card"]].concat(), 2, "Usage");
         assert!(message.contains(said), "{message}");
     }
@@ -197,7 +197,7 @@ fn calls_that_make_no_sense_are_found_before_a_device_is_opened() {
     fails(&file, 1, "Io");
 }
 
-/// Help that says something else than what happens.
+/// Would fail: the help of a command names another default.
 #[test]
 fn help_states_the_context_that_a_command_uses() {
     for (command, said) in [
@@ -225,14 +225,14 @@ fn help_states_the_context_that_a_command_uses() {
     }
 }
 
-/// A benchmark whose own flags ask for too much tells the user to change another one.
+/// Would fail: the error names other flags than those that set the context.
 #[test]
-fn a_benchmark_that_does_not_fit_blames_its_own_flags() {
+fn a_benchmark_that_does_not_fit_names_its_own_flags() {
     let message = run(&["bench", model(), "-p", "50000000", "--vram-mb", "64"]).fails(1, "OutOfMemory");
     assert!(message.contains("-p 50000000"), "{message}");
 }
 
-/// A folder, or a name with a typo: nothing says which models there are.
+/// Would fail: the error for a directory or a misspelt name does not list the models there.
 #[test]
 fn a_path_that_is_no_model_names_the_models_beside_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -266,7 +266,7 @@ fn a_path_that_is_no_model_names_the_models_beside_it() {
 }
 
 #[test]
-fn files_that_are_no_good_are_named() {
+fn unusable_files_are_named() {
     let missing = "/no/such/model.cmf";
     let directory = env!("CARGO_MANIFEST_DIR");
     let text = fixture("models/llama_tied/config.json");
@@ -327,20 +327,20 @@ fn a_prompt_longer_than_the_context_says_both_lengths() {
 }
 
 #[test]
-fn devices_that_are_not_there_are_no_adapter() {
+fn missing_devices_are_no_adapter() {
     for device in ["99", "no such card"] {
         let message = fails(&["run", model(), "-p", "x", "--device", device], 1, "NoAdapter");
         assert!(message.contains(device));
     }
 }
 
-/// A software adapter passes for the GPU that was asked for, or stands in for one without a word.
+/// Would fail: a software adapter is used instead of a GPU, without an error or a note.
 #[test]
-fn hardware_is_not_replaced_in_silence() {
+fn hardware_is_not_replaced_silently() {
     let all = run(&["devices", "--json"]).json();
     let kinds = all["devices"].as_array().unwrap().iter();
     let kinds: Vec<&str> = kinds.map(|device| device["kind"].as_str().unwrap()).collect();
-    // Best first, and the reference kernels behind all adapters.
+    // Best first, the CPU reference last.
     let rank = |kind: &&str| {
         ["discrete", "integrated", "other", "software", "cpu"]
             .iter()
@@ -388,7 +388,7 @@ fn templates_and_messages_are_checked() {
     }
 }
 
-/// A damaged weight answers all the same where a check was asked for.
+/// Would fail: a model with a damaged weight answers despite `--verify`.
 #[test]
 fn run_checks_every_weight_when_asked() {
     let dir = tempfile::tempdir().unwrap();
@@ -402,7 +402,7 @@ fn run_checks_every_weight_when_asked() {
     assert_eq!(run(&["run", model(), "-p", "x", "-n", "1", "--verify"]).code, Some(0));
 }
 
-/// An output that is a link replaces the link, and the file it stood for stays old.
+/// Would fail: an output replaces a link instead of the file that it points to.
 #[cfg(unix)]
 #[test]
 fn outputs_are_written_through_links() {
@@ -431,14 +431,14 @@ fn outputs_are_written_through_links() {
     }
     for command in [&["convert", model(), "-o"][..], &logits] {
         let message = fails(&[command, &[&path("nowhere")]].concat(), 1, "Io");
-        assert!(message.contains("leads nowhere"), "{message}");
+        assert!(message.contains("dangling link"), "{message}");
     }
     assert_eq!(std::fs::read_dir(path("there")).unwrap().count(), 2);
 }
 
-/// An output that replaces what is being read, or a device, destroys it.
+/// Would fail: an output replaces its input, or something that is not a file.
 #[test]
-fn logits_replace_neither_their_input_nor_what_is_no_file() {
+fn logits_replace_neither_their_input_nor_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let own = dir.path().join("own.cmf");
     std::fs::copy(model(), &own).unwrap();
@@ -460,9 +460,9 @@ fn logits_replace_neither_their_input_nor_what_is_no_file() {
     assert_eq!(names, 2, "no temporary file is left");
 }
 
-/// A template that cannot be read matters to conversations only.
+/// Would fail: an invalid template also prevents prompts that do not use it.
 #[test]
-fn a_broken_template_leaves_texts_and_tokens() {
+fn prompts_without_a_template_work_with_an_invalid_one() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source");
     std::fs::create_dir(&source).unwrap();

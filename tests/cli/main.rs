@@ -1,4 +1,4 @@
-//! The program from outside: fields, exit codes, error lines, streams. Needs an adapter, a software one is enough.
+//! Tests of the program: fields, exit codes, error lines, streams. Needs an adapter; a software adapter is enough.
 
 mod build;
 mod commands;

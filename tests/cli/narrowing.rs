@@ -1,7 +1,9 @@
-//! Narrowing to a task from outside: what was recorded becomes a mask or a smaller model, and all of them say the same.
+//! Narrowing a model to a task: from recorded routes to a mask or a smaller model, both with the same answers.
 
 use crate::build::{fixture, run};
-use cmf_gpu::container::{Container, Mask, MaskShape, Masks, Sections, TensorInfo, TensorSpec, Tensors, Writer};
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
+use cmf_gpu::source::{Mask, MaskShape, Masks, TensorInfo};
 use serde_json::Value;
 use std::path::Path;
 use tempfile::TempDir;
@@ -38,7 +40,7 @@ fn answer(model: &str, prompt: &str, flags: &[&str]) -> Vec<u64> {
 
 const PROMPTS: [&str; 3] = ["1,2,3,4,5,6,7,8", "40,41,300,7,9", "500"];
 
-/// Every way to narrow a mixture gives the same answer, whatever types its experts have.
+/// Would fail: a mask and a cut of a mixture give different answers, for some type of experts.
 #[test]
 fn a_mask_and_a_cut_agree_token_for_token() {
     let dir = tempfile::tempdir().unwrap();
@@ -68,12 +70,12 @@ fn a_mask_and_a_cut_agree_token_for_token() {
             .concat(),
         );
         let whole = answer(&model, PROMPTS[0], &["--route-stats", &stats]);
-        // All that was chosen is kept: for this prompt nothing changes, where weights are those of the chosen alone.
+        // All chosen experts are kept, so this prompt keeps its answer if weights are normalised over the chosen experts.
         for cover in ["1", "0.6"] {
             let narrow = ["--stats", &stats, "--cover", cover, "-o"];
             done(&[&["moe-mask", &model, "--task", "t"][..], &narrow, &[&masked]].concat());
             done(&[&["moe-defrag", &model][..], &narrow, &[&small]].concat());
-            let cut = Container::open(Path::new(&small)).unwrap();
+            let cut = CmfContainer::open(Path::new(&small)).unwrap();
             let pre = cut.header().provenance["moe_defrag"]["num_experts_pre"]
                 .as_u64()
                 .unwrap();
@@ -103,9 +105,9 @@ fn a_mask_and_a_cut_agree_token_for_token() {
     }
 }
 
-/// The model of `from` with one mask more, `t`, that leaves out every third neuron and some more of the second layer.
+/// Writes the model of `from` with the mask `t`, which switches off every third neuron and more of the second layer.
 fn with_mask(from: &str, out: &str) {
-    let model = Container::open(Path::new(from)).unwrap();
+    let model = CmfContainer::open(Path::new(from)).unwrap();
     let shape = MaskShape::of(&model.header().arch, false);
     let mut mask = Mask::open(0, "t", shape);
     for layer in 0..shape.layers {
@@ -127,12 +129,12 @@ fn with_mask(from: &str, out: &str) {
         masks: Some(&masks),
         ..model.sections().unwrap()
     };
-    let mut writer = Writer::create(Path::new(out), model.header_json().clone(), specs, sections).unwrap();
+    let mut writer = CmfWriter::create(Path::new(out), model.header_json().clone(), specs, sections).unwrap();
     (0..model.infos().len()).for_each(|id| writer.write(model.bytes(id).unwrap()).unwrap());
     writer.finish().unwrap();
 }
 
-/// A model that is cut answers as it did under the mask, with each of its skills.
+/// Would fail: a cut model answers differently than under the mask, with some skill.
 #[test]
 fn a_cut_model_answers_as_under_its_mask() {
     let dir = tempfile::tempdir().unwrap();
@@ -142,7 +144,7 @@ fn a_cut_model_answers_as_under_its_mask() {
         inside(&dir, "masked.cmf"),
         inside(&dir, "cut.cmf"),
     );
-    // f16 is what columns are picked of exactly.
+    // In f16, columns can be removed exactly.
     done(&[
         "convert",
         &interop("qwen3_mtp-q8-appended.cmf"),
@@ -161,15 +163,11 @@ fn a_cut_model_answers_as_under_its_mask() {
             answers.push(wanted);
         }
     }
-    assert!(answers[..3] != answers[3..], "the skill says something else");
-    assert_ne!(
-        answer(&f16, PROMPTS[0], &[]),
-        answers[0],
-        "the mask says something else"
-    );
+    assert!(answers[..3] != answers[3..], "the skill changes the answer");
+    assert_ne!(answer(&f16, PROMPTS[0], &[]), answers[0], "the mask changes the answer");
 }
 
-/// A mixture is run, and narrowed to what it used.
+/// A mixture runs, and is narrowed to the experts that it used.
 #[test]
 fn recorded_routes_narrow_a_mixture() {
     let dir = tempfile::tempdir().unwrap();
@@ -201,7 +199,7 @@ fn recorded_routes_narrow_a_mixture() {
             .iter()
             .map(|count| count.as_u64().unwrap())
             .sum();
-        // Two experts a token; the last token is not run.
+        // Two experts per token; the last token is not run.
         assert_eq!(all, 2 * (5 + tokens - 1));
     }
     let narrow = ["--stats", &stats, "--cover", "0.7", "-o"];
@@ -220,7 +218,7 @@ fn recorded_routes_narrow_a_mixture() {
     assert!(text.ends_with(&total), "{text}");
     let defrag = [&["moe-defrag", &model][..], &narrow, &[&small]].concat();
     for cover in ["0", "-0.5", "1.5", "nan", "inf", "x"] {
-        // Before any file is looked at.
+        // Before any file is opened.
         let cover = format!("--cover={cover}");
         for command in [&["moe-mask", "--task", "t"][..], &["moe-defrag"]] {
             let asked = [
@@ -234,7 +232,7 @@ fn recorded_routes_narrow_a_mixture() {
     }
     assert_eq!(run(&defrag).code, Some(0), "{}", run(&defrag).stderr);
     assert!(std::fs::metadata(&small).unwrap().len() < std::fs::metadata(&model).unwrap().len());
-    // What is read is not replaced: the model and the prompt by the statistics, nor the statistics by a model.
+    // No output replaces an input: statistics the model or the prompt, a model the statistics.
     let before = std::fs::read(&model).unwrap();
     run(&[&asked[..asked.len() - 1], &[model.as_str()]].concat()).fails(2, "Usage");
     assert!(std::fs::read(&model).unwrap() == before);
@@ -252,7 +250,7 @@ fn recorded_routes_narrow_a_mixture() {
     ])
     .fails(2, "Usage");
     assert!(std::fs::read(&stats).unwrap() == before);
-    // A network without experts has nothing to record.
+    // A network without experts has no routes.
     let dense = [
         "run",
         crate::build::model(),

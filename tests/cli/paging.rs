@@ -1,8 +1,10 @@
-//! Models whose experts page: what is said about it, and that answers are the same.
+//! Models whose experts are paged: messages, counters, and equal answers.
 
 use crate::build::{Ran, run};
-use cmf_gpu::container::{Sections, TensorSpec, Tensors, Writer};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfWriter, Sections};
+use cmf_gpu::source::Tensors;
 use cmf_gpu::synthetic::{ExpertShape, Shape, synthetic};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -11,10 +13,10 @@ const HIDDEN: usize = 128;
 const EXPERTS: usize = 64;
 const TOP_K: usize = 4;
 const LAYERS: usize = 2;
-/// Gate, up and down projections in 8 bits, with a scale a row.
+/// Gate, up and down projections in 8 bits, with a scale per row.
 const EXPERT_BYTES: u64 = 3 * 128 * (128 + 2);
 
-/// A model of some megabytes, most of them experts.
+/// Writes a model of a few megabytes, most of them experts.
 fn mixture(path: &Path) {
     let shape = Shape {
         hidden: HIDDEN,
@@ -56,7 +58,7 @@ fn mixture(path: &Path) {
         dtype: info.dtype,
         shape: info.shape.clone(),
     });
-    let mut writer = Writer::create(path, header, specs.collect(), Sections::default()).unwrap();
+    let mut writer = CmfWriter::create(path, header, specs.collect(), Sections::default()).unwrap();
     for id in 0..tensors.infos().len() {
         writer.write(tensors.bytes(id).unwrap()).unwrap();
     }
@@ -80,7 +82,7 @@ fn answer(model: &Path, flags: &[&str]) -> Ran {
 }
 
 #[test]
-fn a_mixture_that_does_not_fit_says_what_would_and_answers_the_same() {
+fn a_mixture_that_does_not_fit_names_the_smallest_limit_and_answers_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("mixture.cmf");
     mixture(&model);
@@ -96,14 +98,14 @@ fn a_mixture_that_does_not_fit_says_what_would_and_answers_the_same() {
 
     let message = answer(&model, &["--vram-mb", "1"]).fails(1, "OutOfMemory");
     assert!(message.contains("4 of 64 experts a layer"), "{message}");
-    let (before, _) = message.split_once(" is the least that works").unwrap();
-    let (_, least) = before.rsplit_once("--vram-mb ").unwrap();
+    let (_, least) = message.split_once("the smallest limit that works is ").unwrap();
+    let (least, _) = least.split_once(" MiB").unwrap();
     let least: u64 = least.parse().unwrap();
     let less = (least - 1).to_string();
     for spec in ["off", "3"] {
         let message = answer(&model, &["--vram-mb", &less, "--spec", spec]).fails(1, "OutOfMemory");
         assert!(
-            message.contains(&format!("--vram-mb {least} is the least")),
+            message.contains(&format!("the smallest limit that works is {least} MiB")),
             "{message}"
         );
     }
@@ -134,7 +136,7 @@ fn a_mixture_that_does_not_fit_says_what_would_and_answers_the_same() {
 
     for (limit, off) in [(vec![], 0), (vec!["--vram-mb", "4"], 1)] {
         let drafted = answer(&model, &[&["--spec", "3"][..], &limit].concat());
-        let said = "nothing is drafted while experts are fetched";
+        let said = "speculation is off because experts are paged";
         assert_eq!(drafted.stderr.matches(said).count(), off, "{}", drafted.stderr);
         let drafted = drafted.json();
         assert_eq!(drafted["tokens"], whole["tokens"]);
@@ -142,9 +144,14 @@ fn a_mixture_that_does_not_fit_says_what_would_and_answers_the_same() {
     }
 
     let cpu = answer(&model, &["--device", "cpu", "--vram-mb", "64"]);
-    assert_eq!(cpu.stderr.matches("--vram-mb limits").count(), 1, "{}", cpu.stderr);
+    assert_eq!(
+        cpu.stderr.matches("the memory limit applies to caches").count(),
+        1,
+        "{}",
+        cpu.stderr
+    );
     let unlimited = answer(&model, &["--device", "cpu"]);
-    assert!(!unlimited.stderr.contains("--vram-mb"), "{}", unlimited.stderr);
+    assert!(!unlimited.stderr.contains("limit"), "{}", unlimited.stderr);
     assert_eq!(cpu.json()["tokens"], unlimited.json()["tokens"]);
     assert_eq!(cpu.json()["counters"]["expert_slots"], Value::Null);
 }

@@ -1,4 +1,4 @@
-//! `bench --plan`: what models of real size take, told without a device.
+//! `bench --plan`: the memory and cost of models of real size, without a device.
 
 use crate::build::{model, run};
 use serde_json::Value;
@@ -19,7 +19,7 @@ fn decode(report: &Value) -> &Value {
     programs.iter().find(|program| program["program"] == "decode").unwrap()
 }
 
-/// Its weights would be 18 GB.
+/// Its weights take 18 GB.
 #[test]
 fn a_large_model_is_planned_in_little_time_and_memory() {
     let start = Instant::now();
@@ -29,11 +29,11 @@ fn a_large_model_is_planned_in_little_time_and_memory() {
     if cfg!(target_os = "linux") {
         assert!(number(&report["peak_host_bytes"]) < 300 << 20);
     }
-    // 10 attending layers of 2 heads of 256 elements, keys and values of 2 bytes each.
+    // 10 attention layers of 2 heads of 256 elements, keys and values of 2 bytes each.
     assert_eq!(report["kv_bytes"], 10 * 2 * 2 * 256 * 2 * 8192);
     // 30 recurrent layers of 32 heads: 128 × 128 floats of state, and 4 + 1 positions of q, k and v.
     assert_eq!(report["state_bytes"], 30 * 32 * (128 * 128 + 5 * 3 * 128) * 4);
-    // 4.5 bits a weight and a little; 8 of 256 experts a token.
+    // A little over 4.5 bits per weight; 8 of 256 experts per token.
     let whole = number(&report["weight_bytes"]);
     assert!((18_000_000_000..22_000_000_000).contains(&whole), "{whole}");
     let read = number(&decode(&report)["weight_bytes"]);
@@ -42,14 +42,14 @@ fn a_large_model_is_planned_in_little_time_and_memory() {
 
 #[test]
 fn layers_take_few_dispatches() {
-    // Without layers there are an embedding, its preparation, the head and the sampler.
+    // Outside of the layers: embedding, norm, head and sampler.
     let outside = |spec: &str| {
         let [one, two] = ["4", "8"].map(|layers| number(&decode(&plan(spec, &["--layers", layers]))["dispatches"]));
         (one - (two - one), two - one)
     };
     let (around, four) = outside("qwen3.5-27b");
     assert!(around <= 5, "{around}");
-    // Three recurrent layers and one that attends: at most 6 and 7.
+    // Three recurrent layers and one with attention: at most 6 and 7.
     assert!(four <= 3 * 6 + 7, "{four}");
     let (_, four) = outside("qwen3.5-35b-a3b");
     assert!(four <= 3 * (4 + 4) + (5 + 4), "{four}");
@@ -61,7 +61,7 @@ fn layers_take_few_dispatches() {
 }
 
 #[test]
-fn plans_say_what_they_are_in_every_form() {
+fn plans_are_printed_in_every_form() {
     let text = run(&["bench", "--synthetic", "qwen3-30b-a3b", "--plan"]).stdout;
     assert!(text.starts_with("qwen3-30b-a3b: 48 layers, 30.53"), "{text}");
     assert!(text.contains("\n| decode | "), "{text}");
@@ -71,18 +71,18 @@ fn plans_say_what_they_are_in_every_form() {
         "{csv}"
     );
     for program in plan("llama-8b", &[])["programs"].as_array().unwrap() {
-        // Each step needs what the one before it made, but for the first.
+        // At most one barrier between two steps.
         assert!(number(&program["barriers"]) < number(&program["dispatches"]));
         assert!(number(&program["barriers"]) > 0);
     }
-    // A file is planned as it is.
+    // A model file can be planned too.
     let file = run(&["bench", model(), "--plan", "--json"]).json();
     assert!(number(&file["weight_bytes"]) > 0);
     let fails = run(&["bench", "--synthetic", "llama-8b", "--plan", "--vram-mb", "1000"]);
     assert!(fails.fails(1, "OutOfMemory").contains("--vram-mb"));
 }
 
-/// As many positions as a measurement with the same flags has.
+/// Would fail: a plan has another context than a measurement with the same flags.
 #[test]
 fn a_plan_has_the_context_of_a_measurement() {
     for (flags, ctx) in [

@@ -1,4 +1,4 @@
-//! Skills from outside: flags, what is said about them, and the commands that run a model for them.
+//! Skills: flags, messages, and the commands that run a model with them.
 
 use crate::build::{fixture, has, ids, run};
 use serde_json::Value;
@@ -34,7 +34,10 @@ fn a_skill_is_chosen_by_name_or_by_the_prompt() {
     let (none, _) = answer(model, &["--skill", "none"]);
     assert_eq!(answer(model, &[]).0, none, "none is the default");
     let (alpha, said) = answer(model, &["--skill", "alpha"]);
-    assert!(said.contains("skill alpha; how good") && none != alpha, "{said}");
+    assert!(
+        said.contains("skill alpha; its quality was not measured") && none != alpha,
+        "{said}"
+    );
     let (auto, said) = answer(model, &["--skill", "auto"]);
     assert!(said.contains("skill alpha") && auto == alpha, "{said}");
     let (whole, said) = answer(model, &["--blend", "alpha:1"]);
@@ -150,7 +153,7 @@ fn skills_are_fitted_and_measured_in_place() {
     let shown = run(&["skill", "list", model]).stdout;
     let ppl = ["backbone", "overlaid"].map(|member| quality[member].as_f64().unwrap());
     let wanted = format!(
-        "  fitted behind layer 2  ppl {:.4} without, {:.4} with it (task none)  ",
+        "  fitted after layer 2  ppl {:.4} without, {:.4} with it (task none)  ",
         ppl[0], ppl[1]
     );
     let lines: Vec<&str> = shown.lines().collect();
@@ -165,12 +168,12 @@ fn skills_are_fitted_and_measured_in_place() {
     fit("nobody", &law, &[]).fails(2, "Usage");
     fit("alpha", text, &[]).fails(2, "Usage");
     fit("alpha", &law, &["--phi-layer", "3"]).fails(2, "Usage");
-    // Before the file is looked at.
+    // Before the file is opened.
     let nowhere = ["skill", "fit", "/no/such.cmf", "a", "-f", "/no/such"];
     let message = run(&[&nowhere[..], &["--rank", "0"]].concat()).fails(2, "Usage");
     assert!(message.contains("--rank") && message.contains("from 1"), "{message}");
     let other = fit("beta", &numbers, &["--phi-layer", "1"]);
-    let both = "alpha behind 2, beta behind 1";
+    let both = "alpha after 2, beta after 1";
     assert!(other.stderr.contains(both), "{}", other.stderr);
     assert!(other.stdout.starts_with("fitted beta in "), "{}", other.stdout);
     let route = [
@@ -188,7 +191,7 @@ fn skills_are_fitted_and_measured_in_place() {
         [2, 1].map(Value::from)
     );
     let (_, said) = answer(model, &["--skill", "auto"]);
-    assert!(said.contains("cannot well be compared"), "{said}");
+    assert!(said.contains("are not comparable"), "{said}");
     run(&[&route[..5], &["--task", "none"]].concat()).fails(2, "Usage");
     for bad in ["{}", "[1]", "[[-1], [2]]", "["] {
         let bad = file(&dir, "bad.json", bad);
@@ -196,7 +199,7 @@ fn skills_are_fitted_and_measured_in_place() {
     }
 }
 
-/// A model with masks and a skill that goes with one of them, and a text for it.
+/// Writes a model with masks, a skill for one of them, and a skill for the full model.
 fn masked(dir: &TempDir) -> String {
     let (model, source) = (file(dir, "model.cmf", ""), file(dir, "source.cmf", ""));
     std::fs::copy(interop("qwen2-q8_row-densemasks.cmf"), &model).unwrap();
@@ -208,7 +211,7 @@ fn masked(dir: &TempDir) -> String {
     let message = add("s", &["--mask-task", "wide"]).fails(2, "Usage");
     assert!(message.contains("general, narrow"), "{message}");
     for bad in ["-s", "a\u{200b}b"] {
-        assert!(add(bad, &[]).fails(2, "Usage").contains("a new skill cannot"));
+        assert!(add(bad, &[]).fails(2, "Usage").contains("for a new skill"));
     }
     assert_eq!(add("s", &["--mask-task", "narrow"]).code, Some(0));
     assert_eq!(add("bare", &["--mask-task", "none"]).code, Some(0));
@@ -219,7 +222,7 @@ fn masked(dir: &TempDir) -> String {
 }
 
 #[test]
-fn what_a_skill_is_made_into_is_told_its_mask() {
+fn applying_a_skill_names_its_mask() {
     let dir = tempfile::tempdir().unwrap();
     let model = &masked(&dir);
     let (base, cut, made) = (
@@ -230,7 +233,7 @@ fn what_a_skill_is_made_into_is_told_its_mask() {
     std::fs::copy(interop("qwen2-q8_row-densemasks.cmf"), &base).unwrap();
     run(&["skill", "export", model, "s", "--base", &base, "-o", &cut, "--json"]).json();
     let notes = run(&["skill", "apply", &base, &cut, "-o", &made, "--json"]).json()["notes"].to_string();
-    assert!(notes.contains("--task narrow"), "{notes}");
+    assert!(notes.contains("uses the mask of task 'narrow'"), "{notes}");
 }
 
 const FLAGS: [&str; 6] = ["--prompt-tokens", "5,6,7,8,9,10", "--greedy", "-n", "6", "--json"];
@@ -248,7 +251,7 @@ fn a_skill_runs_under_its_mask() {
         assert_eq!(of(&[]).0.1, "general", "the file's default");
         let (own, said) = of(&["--skill", "s"]);
         assert!(
-            own.1 == "narrow" && said.contains("task narrow") && !said.contains("asked for"),
+            own.1 == "narrow" && said.contains("task narrow") && !said.contains("was chosen"),
             "{said}"
         );
         assert_eq!(of(&["--skill", "s", "--task", "narrow"]).0, own);
@@ -258,12 +261,12 @@ fn a_skill_runs_under_its_mask() {
             let (other, said) = of(&["--skill", "s", "--task", task]);
             assert_eq!(other.1, wanted);
             assert_ne!(other.0, own.0);
-            let notice = format!("skill 's' goes with the task 'narrow', but '{task}' was asked for");
+            let notice = format!("skill 's' was made for task 'narrow', but task '{task}' was chosen");
             assert_eq!(said.matches(&notice).count(), 1, "{said}");
         }
         let (mixed, said) = of(&["--blend", "s:0.5,bare:0.5"]);
         assert!(
-            mixed.1 == "general" && said.contains("'s' with 'narrow', 'bare' with 'none'"),
+            mixed.1 == "general" && said.contains("'s' for 'narrow', 'bare' for 'none'"),
             "{said}"
         );
     }
@@ -317,22 +320,20 @@ fn a_skill_runs_under_its_mask() {
     assert_eq!(tasks(&own), ["general", "narrow"].map(Value::from));
     assert_eq!(tasks(&none), ["none", "none"].map(Value::from));
     assert_ne!(own["overlaid"], none["overlaid"]);
-    // The last one was made under none.
+    // The last measurement was made with task none.
     let said = |flags: &[&str]| run(&[&["run", model, "-c", "32"], &FLAGS[..], flags].concat()).stderr;
-    let only = |task: &str| {
-        format!("skill s; how good the model is with it was not measured under the task {task}, only under none")
-    };
+    let only = |task: &str| format!("skill s; its quality was measured with the task none, not with {task}");
     assert!(said(&["--skill", "s"]).contains(&only("narrow")));
     assert!(said(&["--skill", "s", "--task", "general"]).contains(&only("general")));
     assert!(said(&["--skill", "s", "--task", "none"]).contains("\nskill s\n"));
     measure(&[]);
     assert!(said(&["--skill", "s"]).contains("\nskill s\n"));
-    assert!(said(&["--skill", "s", "--task", "none"]).contains("under the task none, only under narrow"));
+    assert!(said(&["--skill", "s", "--task", "none"]).contains("measured with the task narrow, not with none"));
     let parity = run(&["parity", model, "-c", "48", "--skill", "s", "--json"]).json();
     assert_eq!(parity["cases"], parity["passed"]);
 }
 
-/// What is told without a device is what is counted on one.
+/// Would fail: the cost of a plan differs from the counters of a run.
 #[test]
 fn plans_cost_what_runs_cost() {
     let dir = tempfile::tempdir().unwrap();
@@ -348,12 +349,12 @@ fn plans_cost_what_runs_cost() {
         &["--blend", "s:0.25,bare:0.75", "--task", "none"],
     ] {
         let ran = run(&[&["run", model, "-c", "32"], &FLAGS[..], flags].concat()).json();
-        let told = run(&[&["bench", model, "--plan", "-c", "32", "--json"], flags].concat()).json();
-        let programs = told["programs"].as_array().unwrap();
+        let planned = run(&[&["bench", model, "--plan", "-c", "32", "--json"], flags].concat()).json();
+        let programs = planned["programs"].as_array().unwrap();
         let decode = programs.iter().find(|program| program["program"] == "decode").unwrap();
         assert_eq!(decode["weight_bytes"], ran["counters"]["weight_bytes"], "{flags:?}");
         assert_eq!(decode["dispatches"], ran["counters"]["dispatches"], "{flags:?}");
-        assert_eq!(told["task"], ran["task"], "{flags:?}");
+        assert_eq!(planned["task"], ran["task"], "{flags:?}");
         costs.push(decode["weight_bytes"].as_u64().unwrap());
     }
     let [none, general, narrow, skill, unmasked, blend, unmasked_blend] = costs[..] else {
@@ -361,7 +362,7 @@ fn plans_cost_what_runs_cost() {
     };
     assert!(none > general && general > narrow && narrow > skill, "{costs:?}");
     assert!(none > unmasked && unmasked > skill, "{costs:?}");
-    // Sums are f32: under the file's mask here, as the two skills go with different tasks.
+    // Blended weights are f32. The file's mask is active, because the two skills have different tasks.
     assert!(unmasked_blend > blend && blend > none, "{costs:?}");
     run(&["bench", "--plan", "--synthetic", "llama-8b", "--skill", "s"]).fails(2, "Usage");
     run(&["bench", "--plan", model, "--skill", "auto"]).fails(2, "Usage");
@@ -371,7 +372,7 @@ fn plans_cost_what_runs_cost() {
 }
 
 #[test]
-fn where_there_is_no_prompt_auto_is_not_offered() {
+fn commands_without_a_prompt_do_not_offer_auto() {
     for (command, offers) in [
         ("bench", false),
         ("parity", false),
@@ -385,7 +386,7 @@ fn where_there_is_no_prompt_auto_is_not_offered() {
     }
 }
 
-/// Help that names fewer sources than there are; what each becomes is tested with the conversions.
+/// Would fail: the help lists fewer sources than are supported.
 #[test]
 fn help_names_every_source_of_a_skill() {
     let help = run(&["skill", "add", "--help"]).stdout;
@@ -399,7 +400,7 @@ fn help_names_every_source_of_a_skill() {
 }
 
 #[test]
-fn what_is_not_there_is_said_alike() {
+fn missing_files_give_the_same_error_everywhere() {
     let dir = tempfile::tempdir().unwrap();
     let model = &file(&dir, "model.cmf", "");
     std::fs::copy(interop("qwen2-q4tp.cmf"), model).unwrap();
@@ -425,7 +426,7 @@ fn what_is_not_there_is_said_alike() {
     ] {
         let message = run(arguments).fails(1, "Io");
         assert!(
-            message.starts_with(&format!("{gone}: no such file; ")) && message.contains("there is model.cmf"),
+            message.starts_with(&format!("{gone}: no such file; ")) && message.contains(": model.cmf"),
             "{arguments:?}: {message}"
         );
     }

@@ -12,31 +12,44 @@ fn the_environment_is_read_and_the_flag_wins() {
     let prompt = ids(&prompt);
     let env = [
         ("CMF_GPU_MODEL", model()),
-        ("CMF_GPU_PROMPT_TOKENS", &prompt),
-        ("CMF_GPU_MAX_TOKENS", "5"),
-        ("CMF_GPU_GREEDY", "1"),
+        ("CMF_GPU_DEVICE", "cpu"),
         ("CMF_GPU_KV", "f32"),
         ("CMF_GPU_CTX", "64"),
-        ("CMF_GPU_JSON", "1"),
+        ("CMF_GPU_VRAM_MB", "1000"),
     ];
-    let answer = run_env(&["run"], &env).json();
+    let flags = ["run", "--prompt-tokens", &prompt, "--greedy", "--json", "-n"];
+    let ran = run_env(&[&flags[..], &["5"]].concat(), &env);
+    assert!(ran.stderr.contains("the memory limit"), "{}", ran.stderr);
+    let answer = ran.json();
     assert_eq!(answer["tokens"], serde_json::json!(greedy[..5]));
-    assert_eq!(answer["ctx"], 64);
-    let answer = run_env(&["run", "-n", "3", "-c", "128"], &env).json();
+    assert_eq!((&answer["ctx"], &answer["device"]["kind"]), (&64.into(), &"cpu".into()));
+    let answer = run_env(&[&flags[..], &["3", "-c", "128", "--device", "auto"]].concat(), &env).json();
     assert_eq!(answer["tokens"], serde_json::json!(greedy[..3]));
     assert_eq!(answer["ctx"], 128);
-    // Flags that exclude each other: the one on the command line wins, of prompts too.
-    let text = run_env(&["run", "-p", "x", "--temp", "0.7", "--seed", "1"], &env).json();
-    assert_ne!(text["prompt_tokens"], answer["prompt_tokens"]);
-    run_env(&["run"], &[env[0], ("CMF_GPU_PROMPT", "x"), ("CMF_GPU_FILE", "y")]).fails(2, "Usage");
-    run_env(&["run", "-p", "x"], &[env[0], ("CMF_GPU_TEMP", "warm")]).fails(2, "Usage");
-    run_env(&["nonsense"], &[("CMF_GPU_JSON", "1")]).fails(2, "Usage");
-    let off = run_env(&["run", "-p", "x", "-n", "1"], &[env[0], ("CMF_GPU_JSON", "0")]);
-    assert!(serde_json::from_str::<Value>(&off.stdout).is_err());
+    assert_ne!(answer["device"]["kind"], "cpu");
+    run_env(&["run", "-p", "x"], &[env[0], ("CMF_GPU_CTX", "long")]).fails(2, "Usage");
 }
 
 #[test]
-fn the_model_of_a_tokenizer_comes_from_anywhere() {
+fn other_environment_variables_have_no_effect() {
+    let others = [
+        ("CMF_GPU_JSON", "1"),
+        ("CMF_GPU_QUIET", "1"),
+        ("CMF_GPU_MAX_TOKENS", "5"),
+        ("CMF_GPU_TEMP", "warm"),
+        ("CMF_GPU_PROMPT_TOKENS", "1"),
+        ("CMF_GPU_FORCE", "1"),
+        ("CMF_GPU_OUT", "/no/such/directory/out"),
+    ];
+    let plain = ["run", model(), "-p", "x", "-n", "2", "--greedy"];
+    let (set, unset) = (run_env(&plain, &others), run(&plain));
+    assert_eq!((set.code, &set.stdout), (Some(0), &unset.stdout));
+    assert!(set.stderr.contains("| gen 2 tok "), "{}", set.stderr);
+    run_env(&["compact", model()], &others).fails(2, "Usage");
+}
+
+#[test]
+fn the_model_of_tokenize_is_given_by_position_flag_or_environment() {
     let ids = run(&["tokenize", model(), "Hello there"]).stdout;
     let text = run(&["detokenize", model(), ids.trim()]).stdout;
     assert!(text.contains("Hello"), "{text}");
@@ -56,9 +69,9 @@ fn the_model_of_a_tokenizer_comes_from_anywhere() {
     }
 }
 
-/// One token has no rate, a context beyond the training no silence.
+/// Would fail: a rate for a single token, or no note about a context longer than in training.
 #[test]
-fn what_is_said_about_an_answer_means_something() {
+fn notes_about_an_answer() {
     let one = run(&["run", model(), "-p", "x", "-n", "1", "--greedy"]).stderr;
     assert!(one.contains("| gen 1 tok | ttft"), "{one}");
     let three = run(&["run", model(), "-p", "x", "-n", "3", "--greedy"]).stderr;
@@ -132,7 +145,7 @@ fn cut_short(arguments: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn a_closed_pipe_ends_the_program_quietly() {
-    // More than a pipe holds, and an answer that would take very long: with other seeds some end at once.
+    // More than a pipe holds, and a very long answer; with some other seeds it would end at once.
     for arguments in [
         &["shaders"][..],
         &["shaders", "--json"],
@@ -167,7 +180,7 @@ fn an_answer_that_cannot_be_written_is_a_failure() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_the_answer_and_keeps_the_text() {
-    // Greedy, this one goes on until the context is full.
+    // This greedy answer goes on until the context is full.
     let prompt = ids(&golden(1).0);
     for json in [false, true] {
         let mut command = program();
@@ -177,10 +190,10 @@ fn ctrl_c_ends_the_answer_and_keeps_the_text() {
         }
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut said = String::new();
-        // The last line before the answer begins.
-        while !said.contains("loaded in") {
-            assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
+        let mut notes = String::new();
+        // The last line before the answer.
+        while !notes.contains("loaded in") {
+            assert!(stderr.read_line(&mut notes).unwrap() > 0, "{notes}");
         }
         let mut stdout = child.stdout.take().unwrap();
         let mut text = vec![0; if json { 0 } else { 1 }];
@@ -194,9 +207,9 @@ fn ctrl_c_ends_the_answer_and_keeps_the_text() {
             .unwrap();
         assert!(killed.success());
         stdout.read_to_end(&mut text).unwrap();
-        stderr.read_to_string(&mut said).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
-        assert!(said.trim_end().ends_with("| finish: interrupted]"), "{said}");
+        stderr.read_to_string(&mut notes).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{notes}");
+        assert!(notes.trim_end().ends_with("| finish: interrupted]"), "{notes}");
         let text = String::from_utf8(text).unwrap();
         if json {
             let answer: Value = serde_json::from_str(&text).unwrap();

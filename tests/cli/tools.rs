@@ -1,4 +1,4 @@
-//! Tools on files, from outside: fields, exit codes, and that nothing changes which should not.
+//! Tools for model files: fields, exit codes, and unchanged inputs.
 
 use crate::build::{fixture, has, run};
 use serde_json::Value;
@@ -25,7 +25,7 @@ fn signing_and_verifying() {
     let pubkey = signed["files"][0]["pubkey"].as_str().unwrap();
     has(&signed["files"][0], &["file", "signature", "pubkey", "sha256"]);
     let valid = run(&["verify", &model, "--json"]);
-    assert!(valid.stderr.contains("a key that is not pinned"), "{}", valid.stderr);
+    assert!(valid.stderr.contains("a key that was not checked"), "{}", valid.stderr);
     let valid = valid.json();
     assert_eq!(
         (&valid["ok"], &valid["signature"]["pinned"]),
@@ -51,7 +51,7 @@ fn signing_and_verifying() {
         );
         assert_eq!(report["failures"][0]["kind"], "SignatureInvalid");
     }
-    // `run --verify` looks at the signature, too.
+    // `run --verify` checks the signature too.
     let asked = ["run", &model, "--verify", "--prompt-tokens", "1,2", "-n", "1"];
     run(&asked).fails(1, "SignatureInvalid");
     let beside = inside(&dir, "model.cmf.sig");
@@ -135,7 +135,7 @@ fn masks_are_shown() {
 }
 
 #[test]
-fn skills_from_outside() {
+fn skill_files() {
     let dir = tempfile::tempdir().unwrap();
     let (base, file) = (interop("qwen2-q4tp.cmf"), interop("qwen2-q4tp-gfx-skillfile.cmf"));
     let (model, out) = (inside(&dir, "model.cmf"), inside(&dir, "out.cmf"));
@@ -176,7 +176,7 @@ fn skills_from_outside() {
     let cut = inside(&dir, "cut.cmf");
     run(&["skill", "export", &model, "gfx", "--base", &base, "-o", &cut, "--json"]).json();
     assert_eq!(run(&["skill", "list", &cut, "--json"]).json()["skill_file"], true);
-    // A slip in the name is not taken for the name of what else differs.
+    // A misspelt id does not select another skill.
     run(&["skill", "export", &model, "gxf", "--base", &base, "-o", &cut]).fails(2, "Usage");
     assert_eq!(
         run(&["skill", "list", &file, "--json"]).json()["skills"][0]["tensors"],

@@ -1,33 +1,34 @@
-//! Files of another writer open, verify and list exactly what their manifest says.
+//! Files of another writer: they open, verify and have the contents that their manifest lists.
 
 use super::fixture;
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, TensorInfo, Tensors};
+use cmf_gpu::format::TensorInfo;
+use cmf_gpu::format::cmf::{CmfContainer, Payload};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
-fn tensor(info: &TensorInfo) -> Value {
+fn tensor((info, payload): (&TensorInfo, &Payload)) -> Value {
     json!({
         "name": info.name, "dtype": info.dtype.name(), "shape": info.shape,
-        "offset": info.offset, "nbytes": info.nbytes, "hash": format!("{:016x}", info.hash)
+        "offset": payload.offset, "nbytes": info.nbytes, "hash": format!("{:016x}", payload.hash)
     })
 }
 
-/// What the manifest says about a model, held against the file.
+/// Compares a manifest entry with its file.
 fn check(dir: &Path, entry: &Value) {
     let name = entry["name"].as_str().unwrap();
     let path = dir.join(entry["file"].as_str().unwrap());
     match entry["expect"].as_str().unwrap() {
         "open_fails" => {
-            assert!(Container::open(&path).is_err(), "{name} opens");
+            assert!(CmfContainer::open(&path).is_err(), "{name} opens");
         }
         "verify_fails" => {
-            let report = Container::open(&path).expect(name).verify(&mut |_, _| ());
+            let report = CmfContainer::open(&path).expect(name).verify(&mut |_, _| ());
             assert!(!report.ok(), "{name} verifies");
         }
         expect => {
-            let container = Container::open(&path).expect(name);
+            let container = CmfContainer::open(&path).expect(name);
             let report = container.verify(&mut |_, _| ());
             assert!(report.ok(), "{name}: {:?}", report.failures);
             assert_eq!(container.is_skill_file(), expect == "skillfile", "{name}");
@@ -36,7 +37,7 @@ fn check(dir: &Path, entry: &Value) {
                 let tensors = &entry["sibling_tensors"][sibling.as_str().unwrap()];
                 wanted.extend(tensors.as_array().unwrap().iter().cloned());
             }
-            let found: Vec<Value> = container.infos().iter().map(tensor).collect();
+            let found: Vec<Value> = container.infos().iter().zip(container.payloads()).map(tensor).collect();
             assert_eq!(found, wanted, "{name}");
             let sections = &entry["envelope"]["sections"];
             let len = |section: Option<&[u8]>| section.map_or(0, <[u8]>::len) as u64;
@@ -65,7 +66,7 @@ fn manifest(dir: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn files_of_another_writer() {
+fn files_of_another_writer_match_their_manifest() {
     let dir = fixture("interop");
     let files = manifest(&dir);
     assert_eq!(files.len(), 7);
@@ -73,13 +74,13 @@ fn files_of_another_writer() {
 }
 
 #[test]
-fn tensors_decode_to_the_values_that_their_writer_saw() {
+fn tensors_decode_to_the_values_in_the_manifest() {
     let dir = fixture("interop");
     let recorded: Value = serde_json::from_slice(&std::fs::read(dir.join("values.json")).unwrap()).unwrap();
     let mut decoded = 0;
     for file in recorded["files"].as_array().unwrap() {
         let name = file["file"].as_str().unwrap();
-        let container = Container::open(&dir.join(name)).expect(name);
+        let container = CmfContainer::open(&dir.join(name)).expect(name);
         for tensor in file["tensors"].as_array().unwrap() {
             let what = tensor["name"].as_str().unwrap();
             let id = container.infos().iter().position(|info| info.name == what).expect(what);
@@ -105,17 +106,21 @@ fn tensors_decode_to_the_values_that_their_writer_saw() {
 }
 
 #[test]
-fn each_flipped_bit_is_noticed() {
+fn each_flipped_bit_is_detected() {
     let file = std::fs::read(fixture("interop/qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("flipped.cmf");
     let at = |word: usize| u64::from_le_bytes(file[word..word + 8].try_into().unwrap()) as usize;
-    // Header, directory, and the payloads, sampled; padding and the envelope have no checksum.
-    let tensors = Container::open(&fixture("interop/qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
-    let payloads = tensors.infos().iter().flat_map(|info| {
-        let start = at(0x30) + info.offset as usize;
-        (start..start + info.nbytes as usize).step_by(97)
-    });
+    // Samples of header, directory and payloads. Padding and the envelope have no checksum.
+    let tensors = CmfContainer::open(&fixture("interop/qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
+    let payloads = tensors
+        .infos()
+        .iter()
+        .zip(tensors.payloads())
+        .flat_map(|(info, payload)| {
+            let start = at(0x30) + payload.offset as usize;
+            (start..start + info.nbytes as usize).step_by(97)
+        });
     let places = (at(0x10)..at(0x10) + at(0x18))
         .step_by(7)
         .chain(at(0x20)..at(0x20) + at(0x28))
@@ -125,7 +130,7 @@ fn each_flipped_bit_is_noticed() {
         let mut flipped = file.clone();
         flipped[place] ^= 1 << (place % 8);
         std::fs::write(&path, flipped).unwrap();
-        let noticed = match Container::open(&path) {
+        let noticed = match CmfContainer::open(&path) {
             Err(err) => err.kind != Kind::Io,
             Ok(container) => !container.verify(&mut |_, _| ()).ok(),
         };

@@ -1,9 +1,9 @@
-//! Opening costs what the directory costs, not what the weights would.
+//! Opening a file reads its directory but not its weights.
 
 #![cfg(target_os = "linux")]
 
 use super::raw::{Raw, record, sample};
-use cmf_gpu::container::{Container, Tensors};
+use cmf_gpu::format::cmf::CmfContainer;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -14,7 +14,7 @@ const BYTES: u64 = 100 << 30;
 /// Bytes of a tensor: 75,000 of them make 100 GB.
 const EACH: u64 = BYTES / TENSORS as u64 / 4096 * 4096;
 
-/// A sparse file of 75,000 q8_row tensors; its weights are holes.
+/// A sparse file with 75,000 q8_row tensors, whose weights occupy no disk space.
 fn huge(path: &Path) {
     let raw = sample().with(|raw: &mut Raw| {
         (raw.features, raw.masks, raw.vocab, raw.index) = (1, Vec::new(), Vec::new(), Vec::new());
@@ -36,7 +36,7 @@ fn huge(path: &Path) {
     file.set_len(head.len() as u64 + TENSORS as u64 * EACH).unwrap();
 }
 
-/// Bytes of the map of `path` that are in memory.
+/// Resident bytes of the mapping of `path`.
 fn resident(path: &Path) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
@@ -52,20 +52,20 @@ fn a_hundred_gigabytes_open_without_reading_weights() {
     let path = dir.path().join("huge.cmf");
     huge(&path);
     let start = Instant::now();
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     let took = start.elapsed();
     assert_eq!(container.infos().len(), TENSORS);
     assert!(container.file_bytes() > 99 << 30);
     assert!(took < Duration::from_secs(1), "{took:?}");
     let opened = resident(&path);
     let directory = TENSORS as u64 * (56 + 64);
-    // The system may map some pages around those that are touched.
+    // The system may map pages next to those that are touched.
     assert!(
         opened < directory + (1 << 20),
         "{opened} bytes are resident, the directory has {directory}"
     );
 
-    // The measure sees a weight that is read, and one that is given back.
+    // Reading a weight raises the measurement; releasing it lowers it.
     let id = container
         .find("model.layers.100.mlp.experts.7.gate_proj.weight")
         .unwrap();

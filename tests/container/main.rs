@@ -1,4 +1,4 @@
-//! The container from outside: what is refused, what is read, what is written.
+//! CMF files: parsing, validation, writing, and the tools that write them.
 
 #[path = "../golden/mod.rs"]
 mod golden;
@@ -16,7 +16,7 @@ mod tools;
 mod write;
 
 use cmf_gpu::Error;
-use cmf_gpu::container::Container;
+use cmf_gpu::format::cmf::CmfContainer;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
@@ -28,10 +28,10 @@ fn on_disk(bytes: &[u8]) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// The error of opening `bytes`, or what was wrong about it.
+/// The error of opening `bytes`; `Err` if they open.
 fn refusal(bytes: &[u8]) -> Result<Error, String> {
     let (_dir, path) = on_disk(bytes);
-    match Container::open(&path) {
+    match CmfContainer::open(&path) {
         Err(err) => Ok(err),
         Ok(_) => Err("was opened".into()),
     }

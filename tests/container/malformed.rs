@@ -1,9 +1,9 @@
-//! Malformed files, as a table: what is broken, the kind of the refusal, words its message must contain.
+//! Malformed files, as tables: description, kind of the error, part of its text.
 
 use super::raw::{Raw, record, sample};
 use super::{on_disk, refusal};
 use cmf_gpu::Kind::{self, *};
-use cmf_gpu::container::Container;
+use cmf_gpu::format::cmf::CmfContainer;
 
 pub(super) struct Case {
     what: String,
@@ -21,7 +21,7 @@ pub(super) fn case(what: impl Into<String>, file: impl Into<Vec<u8>>, kind: Kind
     }
 }
 
-/// The sample with `bytes` at `at`.
+/// The sample file with `bytes` written at `at`.
 fn patched(at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut file = sample().build();
     file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -52,11 +52,11 @@ pub(super) fn check(cases: Vec<Case>) {
     assert!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Without this the tables would prove nothing.
+/// The tables below rely on this.
 #[test]
-fn the_unbroken_sample_is_sound() {
+fn the_unchanged_sample_is_valid() {
     let (_dir, path) = on_disk(&sample().build());
-    let report = Container::open(&path).unwrap().verify(&mut |_, _| ());
+    let report = CmfContainer::open(&path).unwrap().verify(&mut |_, _| ());
     assert!(report.ok(), "{:?}", report.failures);
 }
 
@@ -262,19 +262,19 @@ fn directory() {
             "count 2^64-1",
             changed(|raw| raw.count = Some(u64::MAX)),
             Bounds,
-            "no room for 18446744073709551615",
+            "too short for 18446744073709551615",
         ),
         case(
             "count wraps",
             changed(|raw| raw.count = Some((1 << 61) + 1)),
             Bounds,
-            "no room",
+            "too short",
         ),
         case(
             "one record too many",
             changed(|raw| raw.count = Some(records + 2)),
             Bounds,
-            "no room",
+            "too short",
         ),
         case(
             "pool in the records",
@@ -328,7 +328,7 @@ fn directory() {
             "name twice",
             first(|r| r.name = b"q1".into()),
             Parse,
-            "'q1' is there twice",
+            "'q1' occurs twice",
         ),
         case(
             "name that draws",
@@ -367,7 +367,7 @@ fn directory() {
             "65536 x 65536",
             first(|r| r.shape = [65536, 65536, 0, 0, 0, 0]),
             Parse,
-            "takes 17179869184 bytes, found 60",
+            "wanted 17179869184 bytes, found 60",
         ),
         case(
             "q8_row of 1 dimension",
@@ -408,7 +408,7 @@ fn directory() {
         case(
             "payloads overlap",
             changed(|raw| {
-                // f32 has the first 60 bytes.
+                // The payload of f32 is the first 60 bytes.
                 raw.records.push(record("wide", 1, &[64], vec![0; 128]));
                 raw.record("wide").off = Some(0);
             }),
@@ -431,7 +431,7 @@ fn directory() {
     check(cases);
 }
 
-/// The sample without one of the tensors that need bit 2, and without the bit.
+/// The sample without one of the tensors that require feature bit 2, and without the bit.
 fn without(name: &str) -> Vec<u8> {
     changed(|raw| {
         raw.records.retain(|record| record.name != name.as_bytes());
@@ -450,7 +450,7 @@ impl super::raw::Record {
 }
 
 #[test]
-fn every_type_has_one_length() {
+fn payloads_of_wrong_length_are_refused() {
     let mut cases = Vec::new();
     for record in sample().records {
         let name = String::from_utf8(record.name).unwrap();
@@ -497,7 +497,7 @@ fn tables_inside_payloads() {
             "q1s count",
             payload("q1s", |p| p[12] = 3),
             Parse,
-            "overlay of 3 entries takes 18 bytes, found 12",
+            "overlay of 3 entries: wanted 18 bytes, found 12",
         ),
         case(
             "q1s count 2^32-1",
@@ -528,21 +528,21 @@ fn tables_inside_payloads() {
     check(cases);
 }
 
-/// A download that stopped is opened, and fails later or never.
+/// Otherwise an incomplete download would open and fail later.
 #[test]
 fn every_truncation_is_an_error() {
     let whole = sample().build();
     let (_dir, path) = on_disk(&whole);
-    assert!(Container::open(&path).is_ok());
+    assert!(CmfContainer::open(&path).is_ok());
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     for len in (0..whole.len()).rev() {
         file.set_len(len as u64).unwrap();
-        let err = Container::open(&path).map(|_| ()).unwrap_err();
+        let err = CmfContainer::open(&path).map(|_| ()).unwrap_err();
         assert_eq!(err.kind, Bounds, "{len} bytes: {err}");
     }
 }
 
-/// Damage that no checksum hides: whatever becomes of the file, it is an answer.
+/// The damaged files have valid checksums, so that parsing reaches the damage.
 #[test]
 fn random_damage_never_panics() {
     let (head, _) = sample().head_and_blob();
@@ -567,7 +567,7 @@ fn random_damage_never_panics() {
             damaged[at] = [0, 1, 0x40, 0x80, 0xFF, random(256) as u8][random(6)];
         }
         std::fs::write(&path, &damaged).unwrap();
-        match Container::open(&path) {
+        match CmfContainer::open(&path) {
             Ok(container) => {
                 container.verify(&mut |_, _| ());
                 opened += 1;

@@ -1,4 +1,4 @@
-//! Malformed headers, as a table: text, members, values of `arch`.
+//! Malformed headers, as tables: text, members, values of `arch`.
 
 use super::malformed::{case, changed, check};
 use super::raw::sample;
@@ -38,7 +38,7 @@ fn header_text() {
             "blanks",
             text(vec![b' '; (64 << 20) + 1]),
             Parse,
-            "allowed are 67108864",
+            "wanted at most 67108864",
         ),
         case("no object", text("[1]"), Parse, "wanted an object, found an array"),
         case(
@@ -271,7 +271,7 @@ fn arch_values() {
         ("embed_multiplier", json!("nan"), "arch.embed_multiplier: invalid type"),
         ("query_pre_attn_scalar", json!(0.0), "arch.query_pre_attn_scalar is 0"),
         ("query_pre_attn_scalar", json!(-64), "arch.query_pre_attn_scalar is -64"),
-        // These would be zero as f32, or for a device that has no smaller numbers.
+        // These are zero as f32, or on devices that flush subnormal numbers.
         (
             "query_pre_attn_scalar",
             json!(1e-80),

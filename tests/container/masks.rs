@@ -1,9 +1,10 @@
-//! Task masks: bits where the file has them, and every way in which a section can be wrong.
+//! Task masks: reading and writing bits, and malformed sections.
 
 use super::raw::sample;
 use super::{fixture, refusal};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, Mask, MaskShape, Masks};
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::source::{Mask, MaskShape, Masks};
 use serde_json::{Value, json};
 
 const SHAPE: MaskShape = MaskShape {
@@ -14,7 +15,7 @@ const SHAPE: MaskShape = MaskShape {
     experts: 5,
 };
 
-/// Two rows of neurons, heads, the gates, and two rows of experts.
+/// Two rows of neurons, two of heads, the layer gates, and two rows of experts.
 const BLOB: [u8; 9] = [0x01, 0x08, 0xFF, 0x0F, 0b101, 0b111, 0b10, 0b00001, 0b11111];
 const WITHOUT_EXPERTS: usize = 7;
 
@@ -26,7 +27,7 @@ fn meta() -> Value {
     ]})
 }
 
-/// A section by hand: blobs at 512 and 520.
+/// A hand-made section with bits at 512 and 520.
 fn section(meta: &str, count: u32) -> Vec<u8> {
     let mut section = [count.to_le_bytes(), (meta.len() as u32).to_le_bytes()].concat();
     section.extend_from_slice(meta.as_bytes());
@@ -50,7 +51,7 @@ fn bits_are_where_the_format_puts_them() {
         assert_eq!([0, 1].map(|layer| mask.layer(layer)), [false, true]);
         assert_eq!((mask.ffn_bits(0), mask.head_bits(0)), (&BLOB[..2], &BLOB[4..5]));
         assert!(!mask.is_open());
-        // A draft head's layer, a neuron that is not there: not restricted.
+        // The layer of a draft head and a neuron out of range are not restricted.
         assert!(mask.layer(2) && mask.ffn(0, 12) && mask.head(0, 3) && mask.expert(0, 5));
     }
     assert!((0..5).all(|expert| a.expert(0, expert)) && !a.has_experts() && a.expert_count(0) == 5);
@@ -70,7 +71,7 @@ fn bits_are_where_the_format_puts_them() {
     assert_eq!(masks.default_mask().map(|mask| mask.task_id), Some(0));
     let err = masks.find("c").unwrap_err();
     assert!(
-        err.kind == Kind::Usage && err.message.contains("there are: a, b"),
+        err.kind == Kind::Usage && err.message.contains("existing tasks: a, b"),
         "{err}"
     );
     let err = Masks::default().find("c").unwrap_err();
@@ -78,7 +79,7 @@ fn bits_are_where_the_format_puts_them() {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_masks_are_read_back() {
     let parsed = Masks::parse(&section(&meta().to_string(), 2), SHAPE).unwrap();
     let bytes = parsed.to_bytes().unwrap();
     assert_eq!(Masks::parse(&bytes, SHAPE).unwrap(), parsed);
@@ -124,7 +125,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn passes_of_a_loop_have_rows_of_their_own() {
+fn loops_can_have_rows_of_their_own() {
     let shape = MaskShape { rows: 6, ..SHAPE };
     let mut mask = Mask::open(0, "m", shape);
     mask.set_ffn(2 * 2 + 1, 5, false).unwrap();
@@ -134,13 +135,13 @@ fn passes_of_a_loop_have_rows_of_their_own() {
         masks: vec![mask],
     };
     let bytes = bytes.to_bytes().unwrap();
-    // 6 rows of 2 and 1 bytes, one byte of gates: those are of layers.
+    // 6 rows of 2 and 1 bytes, and one byte of layer gates.
     assert!(std::str::from_utf8(&bytes[8..]).is_err() && String::from_utf8_lossy(&bytes).contains("\"blob_len\":19"));
     let masks = Masks::parse(&bytes, shape).unwrap();
     let off: Vec<usize> = (0..6).filter(|&visit| !masks.masks[0].ffn(visit, 5)).collect();
     assert_eq!(off, [5], "layer 1 of the last of three passes");
     assert!(!masks.masks[0].layer(0));
-    // Without rows for each pass every pass reads those of its layer.
+    // Without rows for each loop, every loop reads the row of its layer.
     let plain = Masks::parse(&section(&meta().to_string(), 2), SHAPE).unwrap();
     assert_eq!(plain.masks[0].ffn_count(2), plain.masks[0].ffn_count(0));
     assert!(
@@ -149,40 +150,47 @@ fn passes_of_a_loop_have_rows_of_their_own() {
     );
 }
 
+/// What is wrong with a section, the section, and its error.
+type Case<'a> = (&'a str, Vec<u8>, Kind, &'a str);
+
+fn are_refused(cases: impl IntoIterator<Item = Case<'static>>) {
+    for (what, section, kind, says) in cases {
+        let err = Masks::parse(&section, SHAPE).expect_err(what);
+        assert!(err.kind == kind && err.message.contains(says), "{what}: {err}");
+    }
+}
+
+/// The section after a change of its description.
+fn described(change: fn(&mut Value)) -> Vec<u8> {
+    let mut meta = meta();
+    change(&mut meta);
+    section(&meta.to_string(), 2)
+}
+
 #[test]
-fn sections_that_do_not_add_up_are_refused() {
+fn malformed_descriptions_are_refused() {
     let good = section(&meta().to_string(), 2);
     Masks::parse(&good, SHAPE).unwrap();
-    let described = |change: fn(&mut Value)| {
-        let mut meta = meta();
-        change(&mut meta);
-        section(&meta.to_string(), 2)
-    };
-    let byte = |at: usize, value: u8| {
-        let mut section = good.clone();
-        section[at] = value;
-        section
-    };
-    let cases: [(&str, Vec<u8>, Kind, &str); 34] = [
+    are_refused([
         ("nothing", Vec::new(), Kind::Bounds, "at least 8 bytes"),
         ("7 bytes", good[..7].to_vec(), Kind::Bounds, "at least 8 bytes"),
         (
             "4 billion masks",
             section(&meta().to_string(), u32::MAX),
             Kind::Parse,
-            "announces 4294967295",
+            "count of 4294967295",
         ),
         (
             "one mask less",
             section(&meta().to_string(), 1),
             Kind::Parse,
-            "announces 1 masks and describes 2",
+            "count of 1 masks and describes 2",
         ),
         (
             "long meta",
             [2u32.to_le_bytes(), u32::MAX.to_le_bytes()].concat(),
             Kind::Bounds,
-            "4294967295 bytes does not fit",
+            "too short for a description of 4294967295",
         ),
         ("no JSON", section("{", 2), Kind::Parse, "masks: EOF"),
         (
@@ -208,13 +216,13 @@ fn sections_that_do_not_add_up_are_refused() {
             "empty name",
             described(|m| m["masks"][0]["name"] = json!("")),
             Kind::Parse,
-            "named ''",
+            "task name ''",
         ),
         (
             "reserved name",
             described(|m| m["masks"][0]["name"] = json!("none")),
             Kind::Parse,
-            "named 'none'",
+            "task name 'none'",
         ),
         (
             "control characters",
@@ -240,11 +248,23 @@ fn sections_that_do_not_add_up_are_refused() {
             Kind::Parse,
             "invalid value",
         ),
+    ]);
+}
+
+#[test]
+fn malformed_bits_are_refused() {
+    let good = section(&meta().to_string(), 2);
+    let byte = |at: usize, value: u8| {
+        let mut section = good.clone();
+        section[at] = value;
+        section
+    };
+    are_refused([
         (
             "sparsity",
             described(|m| m["masks"][0]["sparsity"] = json!(1.5)),
             Kind::Parse,
-            "a sparsity of",
+            "sparsity is",
         ),
         (
             "a byte short",
@@ -316,42 +336,38 @@ fn sections_that_do_not_add_up_are_refused() {
             "phantom neuron",
             byte(513, 0x18),
             Kind::Parse,
-            "mask 'a': neurons of row 0: bits past the 12",
+            "mask 'a': neurons of row 0: a bit past the last of 12",
         ),
         (
             "phantom head",
             byte(525, 0b1111),
             Kind::Parse,
-            "mask 'b': heads of row 1: bits past the 3",
+            "mask 'b': heads of row 1: a bit past the last of 3",
         ),
         (
             "phantom layer",
             byte(518, 0b100),
             Kind::Parse,
-            "layer gates of row 0: bits past the 2",
+            "layer gates of row 0: a bit past the last of 2",
         ),
         (
             "phantom expert",
             byte(528, 0x20),
             Kind::Parse,
-            "experts of row 1: bits past the 5",
+            "experts of row 1: a bit past the last of 5",
         ),
         (
             "no expert",
             byte(527, 0),
             Kind::Parse,
-            "experts of row 0: none may be chosen",
+            "experts of row 0: all are switched off",
         ),
         ("cut", good[..528].to_vec(), Kind::Bounds, "the masks section has 528"),
-    ];
-    for (what, section, kind, says) in cases {
-        let err = Masks::parse(&section, SHAPE).expect_err(what);
-        assert!(err.kind == kind && err.message.contains(says), "{what}: {err}");
-    }
+    ]);
     let dense = MaskShape { experts: 0, ..SHAPE };
     let err = Masks::parse(&good, dense).unwrap_err();
     assert!(err.message.contains("the network has none"), "{err}");
-    // Every cut and every flipped bit is an answer, whatever it is.
+    // No truncation and no flipped bit causes a panic.
     for len in 0..good.len() {
         assert!(Masks::parse(&good[..len], SHAPE).is_err(), "{len} bytes");
     }
@@ -363,7 +379,7 @@ fn sections_that_do_not_add_up_are_refused() {
 }
 
 #[test]
-fn a_file_with_such_a_section_is_not_opened() {
+fn a_file_with_a_malformed_section_is_refused() {
     let raw = |masks: Vec<u8>| sample().with(|raw| raw.masks = masks).build();
     let err = refusal(&raw(section(&meta().to_string(), 2))).unwrap();
     assert!(
@@ -375,7 +391,7 @@ fn a_file_with_such_a_section_is_not_opened() {
 
 #[test]
 fn masks_of_another_writer() {
-    let container = Container::open(&fixture("interop/qwen2-q8_row-densemasks.cmf")).unwrap();
+    let container = CmfContainer::open(&fixture("interop/qwen2-q8_row-densemasks.cmf")).unwrap();
     let section = container.masks_section().unwrap();
     let masks = container.masks().unwrap();
     let names: Vec<&str> = masks.masks.iter().map(|mask| mask.name.as_str()).collect();
@@ -412,7 +428,7 @@ fn masks_of_another_writer() {
 }
 
 #[test]
-fn an_index_that_does_not_add_up_is_refused() {
+fn a_malformed_index_is_refused() {
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     // Two groups (0 and 3) and heads 1 and 3, in task 5, layer 1.
     let entry = |layer: u32| [words(&[5, layer, 2, 2]), vec![0, 0, 3, 0, 1, 3], vec![0; 2]].concat();

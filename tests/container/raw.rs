@@ -1,6 +1,6 @@
-//! Files laid out by hand, so that each field can be wrong on its own. Shares nothing with the writer but the checksum.
+//! Hand-made files, in which each field can be set independently. Shares only the checksum with the writer.
 
-use cmf_gpu::container::hash64;
+use cmf_gpu::format::hash64;
 use serde_json::{Value, json};
 
 /// A directory record and its payload.
@@ -11,7 +11,7 @@ pub struct Record {
     pub ndim: u8,
     pub shape: [u32; 6],
     pub payload: Vec<u8>,
-    /// Replace what follows from the payload and its place.
+    /// Replace the values that follow from the payload and its position.
     pub name_off: Option<u32>,
     pub name_len: Option<u16>,
     pub off: Option<u64>,
@@ -19,17 +19,17 @@ pub struct Record {
     pub hash: Option<u64>,
 }
 
-/// A file before it is bytes.
+/// A description of a file.
 #[derive(Clone)]
 pub struct Raw {
     pub features: u32,
-    /// Header text; the sample's is JSON.
+    /// The text of the header; JSON in the sample.
     pub header: Vec<u8>,
     pub records: Vec<Record>,
     pub masks: Vec<u8>,
     pub vocab: Vec<u8>,
     pub index: Vec<u8>,
-    /// Replace the directory's own two fields.
+    /// Replace the two fields of the directory's head.
     pub count: Option<u64>,
     pub pool_off: Option<u64>,
 }
@@ -68,14 +68,14 @@ pub fn header() -> Value {
 /// A masks section without masks.
 pub const NO_MASKS: &[u8] = b"\0\0\0\0\x0c\0\0\0{\"masks\":[]}";
 
-/// 1.0, the scale of every payload here.
+/// 1.0 as f16, the scale of every payload.
 const ONE: [u8; 2] = [0x00, 0x3C];
 
 fn concat(parts: &[&[u8]]) -> Vec<u8> {
     parts.concat()
 }
 
-/// One tensor of each type, every section present.
+/// One tensor of each type, and every section.
 pub fn sample() -> Raw {
     let tile = |codes: usize| concat(&[&ONE, &vec![0x55; codes]]);
     let tiles = |codes: usize, n: usize| tile(codes).repeat(n);
@@ -169,7 +169,7 @@ impl Raw {
         self
     }
 
-    /// Everything before the blob, and the blob.
+    /// The bytes before the blob, and the blob.
     pub fn head_and_blob(&self) -> (Vec<u8>, Vec<u8>) {
         let mut blob = Vec::new();
         let mut records = Vec::new();
@@ -190,7 +190,7 @@ impl Raw {
             records.extend_from_slice(&record.hash.unwrap_or_else(|| hash64(&record.payload)).to_le_bytes());
             pool.extend_from_slice(&record.name);
         }
-        // Room for one record that claims too much.
+        // Space for one record with an excessive count.
         blob.resize(blob.len() + 64, 0);
         let mut directory = Vec::new();
         directory.extend_from_slice(&self.count.unwrap_or(self.records.len() as u64).to_le_bytes());

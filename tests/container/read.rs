@@ -1,16 +1,18 @@
-//! Reading and verifying sound and almost sound files.
+//! Reading and verifying valid and nearly valid files.
 
 use super::raw::{NO_MASKS, Raw, header, record, sample};
 use super::{fixture, on_disk, refusal};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, LayerType, MemoryTensors, NormStyle, Tensors, VerifyReport, hash64};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::{CmfContainer, VerifyReport};
+use cmf_gpu::format::hash64;
+use cmf_gpu::source::{LayerType, MemoryTensors, NormStyle, Tensors};
 use serde_json::{Value, json};
 use std::fs::OpenOptions;
 
 fn verified(file: &[u8]) -> VerifyReport {
     let (_dir, path) = on_disk(file);
-    Container::open(&path).expect("opens").verify(&mut |_, _| ())
+    CmfContainer::open(&path).expect("opens").verify(&mut |_, _| ())
 }
 
 #[test]
@@ -32,17 +34,18 @@ fn golden_checksums() {
 }
 
 #[test]
-fn everything_in_the_sample_is_found() {
+fn the_sample_is_read_completely() {
     let raw = sample();
     let file = raw.build();
     let (_dir, path) = on_disk(&file);
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     assert_eq!(container.infos().len(), raw.records.len());
     for (id, record) in raw.records.iter().enumerate() {
         let name = std::str::from_utf8(&record.name).unwrap();
         assert_eq!(container.find(name), Some(id));
         let info = &container.infos()[id];
-        assert_eq!((info.name.as_str(), info.dtype.name(), info.shard), (name, name, 0));
+        assert_eq!((info.name.as_str(), info.dtype.name()), (name, name));
+        assert_eq!(container.payloads()[id].shard, 0);
         assert_eq!(container.bytes(id).unwrap(), record.payload);
         container.release(id);
         assert_eq!(container.bytes(id).unwrap(), record.payload, "after release");
@@ -76,7 +79,7 @@ fn everything_in_the_sample_is_found() {
 }
 
 #[test]
-fn what_is_allowed_is_opened() {
+fn unusual_but_valid_files_are_opened() {
     let data_off = sample().head_and_blob().0.len();
     let file = sample().build();
     let patched = |patches: &[(usize, u64)]| {
@@ -157,32 +160,32 @@ fn what_is_allowed_is_opened() {
 }
 
 #[test]
-fn skill_files_are_known_by_bit_and_by_record() {
+fn skill_files_are_recognised_by_bit_and_by_record() {
     let bound = json!([{"id": "a", "base_dir_hash": "0123456789abcdef"}]);
     let by_bit = sample().with(|raw| raw.features |= 1 << 6).build();
     let by_record = sample().with_header(|h| h["skills"] = bound).build();
     for file in [by_bit, by_record] {
         let (_dir, path) = on_disk(&file);
-        assert!(Container::open(&path).unwrap().is_skill_file());
+        assert!(CmfContainer::open(&path).unwrap().is_skill_file());
     }
 }
 
 #[test]
-fn verify_lists_everything_that_is_wrong() {
+fn verify_lists_all_failures() {
     let raw = sample().with_header(|h| {
         h["section_hashes"] = json!({"masks": format!("{:016x}", hash64(NO_MASKS)), "index": "00", "vocab": null});
     });
     let (head, blob) = raw.head_and_blob();
     let mut file = raw.build();
     for record in &raw.records {
-        // The last payload byte is never a table's here.
+        // The last payload byte belongs to no table.
         let at = blob
             .windows(record.payload.len())
             .position(|bytes| bytes == record.payload)
             .unwrap();
         file[head.len() + at + record.payload.len() - 1] ^= 1;
     }
-    // A letter of the masks' JSON, which stays JSON.
+    // Changes a letter of the masks' JSON, which stays valid.
     file[head.len() + blob.len() + 10] ^= 1;
     let report = verified(&file);
     let found: Vec<(&str, Kind)> = report
@@ -206,7 +209,7 @@ fn verify_lists_everything_that_is_wrong() {
 }
 
 #[test]
-fn verify_looks_inside_of_payloads_with_a_good_checksum() {
+fn verify_checks_payloads_with_a_valid_checksum() {
     const NAN: [u8; 2] = [0x00, 0x7E];
     const INF: [u8; 2] = [0x00, 0x7C];
     type Change = fn(&mut Vec<u8>);
@@ -218,13 +221,13 @@ fn verify_looks_inside_of_payloads_with_a_good_checksum() {
             "f32",
             |p| p[8..12].copy_from_slice(&f32::NAN.to_le_bytes()),
             Kind::NonFinite,
-            "row 0, column 2: a weight of NaN",
+            "row 0, column 2: the weight is NaN",
         ),
         (
             "f16",
             |p| p[126..].copy_from_slice(&INF),
             Kind::NonFinite,
-            "column 63: a weight of inf",
+            "column 63: the weight is inf",
         ),
         (
             "q8_row",
@@ -268,7 +271,7 @@ fn verify_looks_inside_of_payloads_with_a_good_checksum() {
             Kind::NonFinite,
             "row 0: scales 2^(NaN",
         ),
-        // lo 0, step 16: no code of the sample goes that high, and 2^496 is no f32.
+        // lo 0, step 16: 2^496 overflows f32, although no code of the sample is that high.
         (
             "q4tp",
             |p| p[64..68].copy_from_slice(&[0, 0, 0x00, 0x4C]),
@@ -296,10 +299,10 @@ fn verify_looks_inside_of_payloads_with_a_good_checksum() {
 }
 
 #[test]
-fn progress_counts_to_the_total() {
+fn progress_ends_at_the_total() {
     let (_dir, path) = on_disk(&sample().build());
     let mut seen = Vec::new();
-    Container::open(&path)
+    CmfContainer::open(&path)
         .unwrap()
         .verify(&mut |done, total| seen.push((done, total)));
     let total: u64 = sample().records.iter().map(|record| record.payload.len() as u64).sum();
@@ -309,10 +312,10 @@ fn progress_counts_to_the_total() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_an_error_and_no_crash() {
+fn a_truncated_file_is_an_error_and_no_crash() {
     let file = sample().build();
     let (_dir, path) = on_disk(&file);
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     OpenOptions::new()
         .write(true)
         .open(&path)
@@ -322,7 +325,8 @@ fn a_file_that_shrinks_is_an_error_and_no_crash() {
     let err = container.bytes(0).unwrap_err();
     assert_eq!(err.kind, Kind::Io);
     assert!(
-        err.message.contains(&format!("cut from {} to 4096 bytes", file.len())),
+        err.message
+            .contains(&format!("truncated from {} to 4096 bytes", file.len())),
         "{err}"
     );
     let report = container.verify(&mut |_, _| ());
@@ -333,7 +337,7 @@ fn a_file_that_shrinks_is_an_error_and_no_crash() {
 #[test]
 fn a_file_replaced_by_renaming_keeps_its_old_bytes() {
     let (dir, path) = on_disk(&sample().build());
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     let other = dir.path().join("other");
     std::fs::write(&other, b"short").unwrap();
     std::fs::rename(&other, &path).unwrap();
@@ -344,7 +348,7 @@ fn a_file_replaced_by_renaming_keeps_its_old_bytes() {
 fn only_regular_files_are_opened() {
     let dir = tempfile::tempdir().unwrap();
     let io = |path: &std::path::Path, says: &str| {
-        let err = Container::open(path).map(|_| ()).unwrap_err();
+        let err = CmfContainer::open(path).map(|_| ()).unwrap_err();
         assert_eq!(err.kind, Kind::Io);
         assert!(err.message.contains(says), "{err}");
     };
@@ -366,7 +370,7 @@ fn only_regular_files_are_opened() {
         let target = dir.path().join("target.cmf");
         std::fs::write(&target, sample().build()).unwrap();
         std::os::unix::fs::symlink(&target, &link).unwrap();
-        assert!(Container::open(&link).is_ok(), "a link to a regular file is one");
+        assert!(CmfContainer::open(&link).is_ok(), "a link to a regular file is one");
     }
 }
 
@@ -385,7 +389,7 @@ fn tensors_in_memory_are_checked_like_those_of_a_file() {
     let set = MemoryTensors::new([tensor("a", 16), tensor("b", 16)]).unwrap();
     assert_eq!((set.find("b"), set.find("c")), (Some(1), None));
     assert_eq!((set.bytes(1).unwrap().len(), set.infos()[1].rows_cols()), (16, (2, 4)));
-    assert_eq!(set.infos()[0].hash, hash64(&[1; 16]));
+    assert_eq!(set.infos()[0].nbytes, 16);
     assert_eq!(set.bytes(2).unwrap_err().kind, Kind::Usage);
     for bad in [[tensor("a", 16), tensor("a", 16)], [tensor("a", 16), tensor("b", 15)]] {
         assert_eq!(MemoryTensors::new(bad).map(|_| ()).unwrap_err().kind, Kind::Parse);

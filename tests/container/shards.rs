@@ -1,7 +1,7 @@
 //! Models in several files.
 
 use super::raw::{Raw, record, sample};
-use cmf_gpu::container::{Container, Tensors};
+use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::{Kind, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn name(no: u32, count: u32) -> String {
     format!("m..x-{no:05}-of-{count:05}.cmf")
 }
 
-/// Shard `no` of 3, with one tensor named after it.
+/// Shard `no` of 3, with a tensor named after it.
 fn shard(no: u32) -> Raw {
     sample()
         .with(|raw| {
@@ -44,8 +44,8 @@ fn on_disk(change: impl FnOnce(&mut Vec<Raw>)) -> TempDir {
     dir
 }
 
-fn open(dir: &TempDir, no: u32) -> Result<Container> {
-    Container::open(&dir.path().join(name(no, 3)))
+fn open(dir: &TempDir, no: u32) -> Result<CmfContainer> {
+    CmfContainer::open(&dir.path().join(name(no, 3)))
 }
 
 fn file_name(path: &Path) -> &str {
@@ -59,7 +59,7 @@ fn any_shard_opens_the_model() {
         let model = open(&dir, no).unwrap();
         let names: Vec<&str> = model.infos().iter().map(|info| info.name.as_str()).collect();
         assert_eq!(names, ["t1", "t2", "t3"]);
-        let shards: Vec<usize> = model.infos().iter().map(|info| info.shard).collect();
+        let shards: Vec<usize> = model.payloads().iter().map(|payload| payload.shard).collect();
         assert_eq!(shards, [0, 1, 2]);
         assert_eq!(model.bytes(model.find("t3").unwrap()).unwrap().len(), 24);
         assert_eq!(
@@ -77,7 +77,7 @@ fn any_shard_opens_the_model() {
 }
 
 #[test]
-fn damage_in_any_shard_is_found_and_the_file_named() {
+fn damage_in_any_shard_is_reported_with_the_file() {
     let dir = on_disk(|shards| shards[2].records[0].hash = Some(1));
     let report = open(&dir, 1).unwrap().verify(&mut |_, _| ());
     let [failure] = report.failures.as_slice() else {
@@ -87,7 +87,7 @@ fn damage_in_any_shard_is_found_and_the_file_named() {
 }
 
 #[test]
-fn parts_that_do_not_fit_are_refused() {
+fn shards_that_do_not_match_are_refused() {
     type Change = fn(&mut Vec<Raw>);
     let set = |shard: Value| move |h: &mut Value| h["shard"] = shard;
     let cases: [(&str, Change, Kind, u32, &str); 12] = [
@@ -201,9 +201,9 @@ fn parts_that_do_not_fit_are_refused() {
     }
 }
 
-/// Not every writer says which set a file belongs to, and none has to.
+/// Writers may omit the set that a file belongs to.
 #[test]
-fn a_set_is_held_to_where_both_say_it() {
+fn sets_are_compared_if_both_files_have_one() {
     for (sets, opens) in [
         ([Some("a"), Some("a"), Some("a")], true),
         ([Some("a"), None, Some("a")], true),
@@ -219,18 +219,18 @@ fn a_set_is_held_to_where_both_say_it() {
     }
 }
 
-/// A first file without tensors carries what belongs to the whole model.
+/// A first shard without tensors can have the sections of the whole model.
 #[test]
-fn the_first_may_have_no_tensors() {
+fn the_first_shard_may_have_no_tensors() {
     let dir = on_disk(|shards| shards[0].records.clear());
     let model = open(&dir, 3).unwrap();
     assert_eq!(model.infos().len(), 2);
     assert!(model.tokenizer_json().is_some() && model.verify(&mut |_, _| ()).ok());
 }
 
-/// A name that leads elsewhere leads to no sibling: those of a file lie beside it, under its own name.
+/// Siblings are searched beside the given path, not beside the target of a link.
 #[test]
-fn siblings_lie_beside_the_file_that_was_asked_for() {
+fn siblings_are_beside_the_given_path() {
     let dir = on_disk(|_| ());
     let other = tempfile::tempdir().unwrap();
     for base in ["..", "-00001-of-00003", "a/../b", "..\\up"] {
@@ -242,29 +242,29 @@ fn siblings_lie_beside_the_file_that_was_asked_for() {
         for no in 1..=3 {
             std::fs::copy(dir.path().join(name(no, 3)), to(no)).unwrap();
         }
-        let model = Container::open(&to(2)).unwrap();
+        let model = CmfContainer::open(&to(2)).unwrap();
         assert_eq!(model.shard_paths(), [to(1), to(2), to(3)]);
         std::fs::remove_file(to(1)).unwrap();
-        let err = Container::open(&to(2)).map(|_| ()).unwrap_err();
+        let err = CmfContainer::open(&to(2)).map(|_| ()).unwrap_err();
         assert!(err.message.contains("shard 1 of 3 is missing"), "{err}");
     }
     #[cfg(unix)]
     {
-        // One link to a file elsewhere is that file, and has no siblings here.
+        // A single link to a shard in another directory has no siblings beside it.
         let link = other.path().join(name(1, 3));
         std::os::unix::fs::symlink(dir.path().join(name(1, 3)), &link).unwrap();
-        let err = Container::open(&link).map(|_| ()).unwrap_err();
+        let err = CmfContainer::open(&link).map(|_| ()).unwrap_err();
         assert!(err.message.contains("shard 2 of 3 is missing"), "{err}");
-        // What is no file is not opened: a device would be read for ever.
+        // Only regular files are opened: reading a device would never end.
         for no in [2, 3] {
             std::os::unix::fs::symlink("/dev/zero", other.path().join(name(no, 3))).unwrap();
         }
-        let err = Container::open(&link).map(|_| ()).unwrap_err();
+        let err = CmfContainer::open(&link).map(|_| ()).unwrap_err();
         assert!(err.kind == Kind::Io && err.message.contains(&name(2, 3)), "{err}");
         let around = other.path().join(name(2, 3));
         std::fs::remove_file(&around).unwrap();
         std::os::unix::fs::symlink(&around, &around).unwrap();
-        assert_eq!(Container::open(&link).map(|_| ()).unwrap_err().kind, Kind::Io);
+        assert_eq!(CmfContainer::open(&link).map(|_| ()).unwrap_err().kind, Kind::Io);
     }
 }
 
@@ -279,14 +279,14 @@ fn names_must_agree_with_headers() {
     ] {
         let to = dir.path().join(to);
         std::fs::copy(&path, &to).unwrap();
-        let err = Container::open(&to).map(|_| ()).unwrap_err();
+        let err = CmfContainer::open(&to).map(|_| ()).unwrap_err();
         assert_eq!(err.kind, Kind::ShardMismatch);
         assert!(err.message.contains(says), "{err}");
     }
 }
 
 #[test]
-fn a_sibling_that_is_no_regular_file_is_refused() {
+fn a_sibling_that_is_not_a_regular_file_is_refused() {
     let dir = on_disk(|shards| drop(shards.pop()));
     std::fs::create_dir(dir.path().join(name(3, 3))).unwrap();
     let err = open(&dir, 1).map(|_| ()).unwrap_err();

@@ -1,14 +1,14 @@
-//! Signatures beside files.
+//! Signing files and checking signatures.
 
 use super::fixture;
 use cmf_gpu::Kind;
-use cmf_gpu::container::Container;
+use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::tools::sign::{PublicKey, Verdict, check, path_beside, sign};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Copies of the given fixtures and two keys, `a` and `b`.
+/// Copies of the given fixtures, and two keys, `a` and `b`.
 fn copies(names: &[&str]) -> (TempDir, Vec<PathBuf>) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), "01".repeat(32)).unwrap();
@@ -35,7 +35,7 @@ fn checked(paths: &[PathBuf], pinned: Option<PublicKey>) -> Result<Verdict, Stri
 }
 
 #[test]
-fn a_signature_holds_for_one_file_and_one_key() {
+fn a_signature_is_valid_for_one_file_and_one_key() {
     let (dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
     assert_eq!(checked(&paths, None), Ok(Verdict::Unsigned));
     let key = signed(&paths[0], &dir.path().join("a"));
@@ -53,21 +53,17 @@ fn a_signature_holds_for_one_file_and_one_key() {
     let mut bytes = std::fs::read(&paths[0]).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&paths[0], bytes).unwrap();
-    assert!(
-        checked(&paths, None)
-            .unwrap_err()
-            .contains("made for a file with SHA-256")
-    );
+    assert!(checked(&paths, None).unwrap_err().contains("for a file with SHA-256"));
     std::fs::remove_file(path_beside(&paths[0])).unwrap();
     assert!(
         checked(&paths, Some(key))
             .unwrap_err()
-            .contains("there is no signature")
+            .contains("the model is not signed")
     );
 }
 
 #[test]
-fn what_lies_in_a_signatures_place_is_not_followed() {
+fn only_regular_files_are_read_as_signatures() {
     let (_dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
     let beside = path_beside(&paths[0]);
     std::fs::create_dir(&beside).unwrap();
@@ -88,7 +84,7 @@ fn every_shard_is_signed() {
     let name = |no: u32| format!("llama_tied-q8_row-sharded-0000{no}-of-00003.cmf");
     let (dir, _) = copies(&[&name(1), &name(2), &name(3)]);
     let key = signed(&dir.path().join(name(2)), &dir.path().join("a"));
-    let paths = Container::open(&dir.path().join(name(1)))
+    let paths = CmfContainer::open(&dir.path().join(name(1)))
         .unwrap()
         .shard_paths()
         .to_vec();
@@ -106,9 +102,9 @@ fn every_shard_is_signed() {
     assert!(checked(&paths, None).is_ok());
 }
 
-/// What is wrong with a signature names its file, twice or not at all.
+/// Errors name the signature file exactly once.
 #[test]
-fn a_signature_that_is_none_is_named_once() {
+fn an_invalid_signature_file_is_named_once() {
     let (dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
     let beside = path_beside(&paths[0]);
     let once = |what: &str| {

@@ -1,18 +1,19 @@
-//! The registry of skills and the view of a model with one of them.
+//! The registry of skills, and models with one skill active.
 
 use super::raw::{Raw, record, sample};
 use super::tools::{go_on, interop, sound};
 use super::{fixture, on_disk, refusal};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, SkillView, Tensors};
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::source::{SkillView, Tensors};
 use cmf_gpu::tools::skill::{self, New};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 
-/// 64 half floats of 1.0.
+/// Rows of 64 half floats of 1.0, in base64.
 fn ones(rows: usize) -> String {
-    // Three bytes 00 3C 00, 3C 00 3C in base64, then what is left of 128 bytes.
+    // The bytes 00 3C 00 and 3C 00 3C in base64, then the rest of 128 bytes.
     let (whole, rest) = (rows * 128 / 6, rows * 128 % 6);
     let tail = match rest {
         0 => "",
@@ -27,14 +28,14 @@ fn with_skills(skills: Value) -> Raw {
 }
 
 #[test]
-fn the_registry_is_typed() {
+fn the_registry_is_read() {
     let selection = json!({"metric": "mse", "phi_layer": 1, "mean": ones(1), "basis": ones(2), "rank": 2});
     let raw = with_skills(json!([
         {"id": "a", "name": "first", "layers": [0, 1], "selection": selection, "quality": null, "input_mask_task": "t"},
         {"id": "b", "base_dir_hash": "00ff", "base_arch": "x", "task": "y", "provenance": {"z": 1}, "unknown": 1},
     ]));
     let (_dir, path) = on_disk(&raw.build());
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     let [a, b] = container.skills() else { panic!() };
     assert_eq!(
         (a.id.as_str(), a.name.as_deref(), a.layers.as_slice()),
@@ -54,7 +55,7 @@ fn the_registry_is_typed() {
 }
 
 #[test]
-fn registries_that_make_no_sense_are_refused() {
+fn malformed_registries_are_refused() {
     let selection = |change: fn(&mut Value)| {
         let mut selection = json!({"phi_layer": 0, "mean": ones(1), "basis": ones(1)});
         change(&mut selection);
@@ -70,21 +71,21 @@ fn registries_that_make_no_sense_are_refused() {
         (json!(["a"]), "wanted an object"),
         (json!([{}]), "missing field `id`"),
         (json!([{"id": 1}]), "invalid type"),
-        (id(""), "the id ''"),
-        (id("none"), "the id 'none'"),
-        (id("auto"), "the id 'auto'"),
-        (id(".."), "the id '..'"),
-        (id("a.b"), "the id 'a.b'"),
-        (id("x/y"), "the id 'x/y'"),
-        (id("x\\y"), "the id"),
-        (id("a\u{1b}"), "the id"),
-        (id("a\0"), "the id"),
-        (id(&"x".repeat(10_000)), "the id"),
+        (id(""), "skill id ''"),
+        (id("none"), "skill id 'none'"),
+        (id("auto"), "skill id 'auto'"),
+        (id(".."), "skill id '..'"),
+        (id("a.b"), "skill id 'a.b'"),
+        (id("x/y"), "skill id 'x/y'"),
+        (id("x\\y"), "skill id"),
+        (id("a\u{1b}"), "skill id"),
+        (id("a\0"), "skill id"),
+        (id(&"x".repeat(10_000)), "skill id"),
         (json!([{"id": "a"}, {"id": "a"}]), "two skills have the id 'a'"),
         (json!([{"id": "a", "layers": [-1]}]), "header.skills[0]"),
         (json!([{"id": "a", "base_dir_hash": "zz"}]), "wanted 16 hex digits"),
         (json!([{"id": "a", "base_dir_hash": ""}]), "wanted 16 hex digits"),
-        (selection(|s| s["mean"] = json!("!")), "mean is no base64"),
+        (selection(|s| s["mean"] = json!("!")), "mean is not base64"),
         (
             selection(|s| s["mean"] = json!(ones(2))),
             "mean has 128 values, wanted 64",
@@ -94,7 +95,7 @@ fn registries_that_make_no_sense_are_refused() {
         (selection(|s| s["phi_layer"] = json!(2)), "phi_layer is 2"),
         (
             selection(|s| s["mean"] = json!("AHw=".to_owned())),
-            "mean has a value of inf",
+            "mean has the value inf",
         ),
     ];
     for (skills, says) in cases {
@@ -104,10 +105,10 @@ fn registries_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_tensor_is_read_from_the_skill_where_it_has_it() {
-    let container = Arc::new(Container::open(&fixture("interop/qwen3_mtp-q8-appended.cmf")).unwrap());
-    let backbone = SkillView::new(&*container, None).unwrap();
-    let view = SkillView::new(container.clone(), Some("tail")).unwrap();
+fn replaced_tensors_are_read_from_the_skill() {
+    let container = Arc::new(CmfContainer::open(&fixture("interop/qwen3_mtp-q8-appended.cmf")).unwrap());
+    let backbone = SkillView::new(&*container, container.skills(), None).unwrap();
+    let view = SkillView::new(container.clone(), container.skills(), Some("tail")).unwrap();
     assert_eq!(
         (container.infos().len(), backbone.infos().len(), view.infos().len()),
         (54, 51, 51)
@@ -121,7 +122,7 @@ fn a_tensor_is_read_from_the_skill_where_it_has_it() {
         let own = container.find(&format!("skill.tail.{}", info.name));
         assert_eq!(view.bytes(id).unwrap(), container.bytes(own.unwrap_or(plain)).unwrap());
         assert_eq!(backbone.bytes(id).unwrap(), container.bytes(plain).unwrap());
-        assert_eq!(view.source(id), Some(own.unwrap_or(plain)));
+        assert_eq!(view.stored_id(id), Some(own.unwrap_or(plain)));
         if own.is_some() {
             assert_eq!(
                 (info.dtype.name(), backbone.infos()[id].dtype.name()),
@@ -134,15 +135,17 @@ fn a_tensor_is_read_from_the_skill_where_it_has_it() {
     let projection = |name: &str| format!("model.layers.1.mlp.{name}_proj.weight");
     assert_eq!(replaced, ["down", "gate", "up"].map(projection));
     assert_eq!(view.bytes(51).unwrap_err().kind, Kind::Usage);
-    let err = SkillView::new(&*container, Some("tial")).map(|_| ()).unwrap_err();
+    let err = SkillView::new(&*container, container.skills(), Some("tial"))
+        .map(|_| ())
+        .unwrap_err();
     assert!(
-        err.kind == Kind::Usage && err.message.contains("there are: tail"),
+        err.kind == Kind::Usage && err.message.contains("existing skills: tail"),
         "{err}"
     );
 }
 
 #[test]
-fn replacements_must_fit() {
+fn skill_tensors_must_match_the_backbone() {
     let view = |name: &str, shape: &[u32], skill: Option<&str>| {
         let raw = with_skills(json!([{"id": "a"}])).with(|raw| {
             let elements: u32 = shape.iter().product();
@@ -150,16 +153,18 @@ fn replacements_must_fit() {
                 .push(record(name, 1, shape, [0, 0x3C].repeat(elements as usize)));
         });
         let (_dir, path) = on_disk(&raw.build());
-        let container = Container::open(&path).unwrap();
+        let container = CmfContainer::open(&path).unwrap();
         let report = container.verify(&mut |_, _| ());
-        // Found without anyone activating it.
-        let wrong = SkillView::new(&container, Some("a")).err().map(|err| (name, err.kind));
+        // Verification finds it although the skill is not active.
+        let wrong = SkillView::new(&container, container.skills(), Some("a"))
+            .err()
+            .map(|err| (name, err.kind));
         let found = report
             .failures
             .first()
             .map(|found| (found.subject.as_str(), found.error.kind));
         assert_eq!((found, report.failures.len()), (wrong, usize::from(wrong.is_some())));
-        SkillView::new(&container, skill).map(|view| view.infos().len())
+        SkillView::new(&container, container.skills(), skill).map(|view| view.infos().len())
     };
     assert_eq!(view("skill.a.f16", &[64], Some("a")), Ok(13));
     assert_eq!(
@@ -182,7 +187,7 @@ fn replacements_must_fit() {
 }
 
 #[test]
-fn a_skill_goes_with_a_mask_that_is_there() {
+fn the_mask_of_a_skill_must_exist() {
     let dir = tempfile::tempdir().unwrap();
     let (base, other) = (interop("qwen2-q8_row-densemasks.cmf"), interop("qwen2-q4tp.cmf"));
     let [model, file, full] = ["model", "file", "full"].map(|name| dir.path().join(name));
@@ -201,7 +206,7 @@ fn a_skill_goes_with_a_mask_that_is_there() {
     skill::add(&model, &other, &new("narrow"), &mut go_on).unwrap();
     let task = |path: &Path| sound(path).skills()[0].input_mask_task.clone();
     assert_eq!(task(&model).as_deref(), Some("narrow"));
-    // The skill file has no masks of its own: its base has them.
+    // A skill file may use masks of its base.
     skill::export(&model, "s", &base, &file, &mut go_on).unwrap();
     assert!(sound(&file).masks().is_none());
     assert_eq!(sound(&file).skills()[0].task.as_deref(), Some("narrow"));
@@ -213,9 +218,9 @@ fn a_skill_goes_with_a_mask_that_is_there() {
     assert!(!out.exists());
 }
 
-/// Many skills are a matter of names, not of squares of their number.
+/// The time must not grow with the square of the number of skills.
 #[test]
-fn a_thousand_skills() {
+fn a_thousand_skills_open_quickly() {
     let ids: Vec<Value> = (0..1000).map(|i| json!({"id": format!("s{i}")})).collect();
     let raw = with_skills(Value::Array(ids)).with(|raw| {
         for i in 0..1000 {
@@ -224,10 +229,10 @@ fn a_thousand_skills() {
         }
     });
     let (_dir, path) = on_disk(&raw.build());
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     assert_eq!(container.skills().len(), 1000);
     for id in ["s0", "s7", "s999"] {
-        let view = SkillView::new(&container, Some(id)).unwrap();
+        let view = SkillView::new(&container, container.skills(), Some(id)).unwrap();
         assert_eq!((view.infos().len(), view.replaced().len()), (13, 1));
         let number: usize = id[1..].parse().unwrap();
         assert_eq!(view.bytes(view.find("f16").unwrap()).unwrap()[0], number as u8);

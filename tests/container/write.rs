@@ -2,8 +2,9 @@
 
 use super::raw::{NO_MASKS, header, sample};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, Sections, TensorSpec, Tensors, Writer};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -30,7 +31,7 @@ const SECTIONS: Sections = Sections {
 };
 
 fn write(path: &Path) -> u64 {
-    let mut writer = Writer::create(path, members(), specs(), SECTIONS).unwrap();
+    let mut writer = CmfWriter::create(path, members(), specs(), SECTIONS).unwrap();
     for record in sample().records {
         writer.write(&record.payload).unwrap();
     }
@@ -49,14 +50,14 @@ fn u64_at(file: &[u8], at: usize) -> u64 {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn a_written_file_is_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.cmf");
     std::fs::write(&path, "an older file").unwrap();
     let len = write(&path);
     assert_eq!(len, std::fs::metadata(&path).unwrap().len());
     assert_eq!(files(dir.path()), ["out.cmf"]);
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     for (id, (record, spec)) in sample().records.iter().zip(specs()).enumerate() {
         let info = &container.infos()[id];
         assert_eq!(
@@ -64,7 +65,7 @@ fn what_is_written_is_read_back() {
             (&spec.name, spec.dtype, &spec.shape)
         );
         assert_eq!(container.bytes(id).unwrap(), record.payload);
-        assert_eq!(info.offset % 64, 0);
+        assert_eq!(container.payloads()[id].offset % 64, 0);
     }
     assert_eq!(container.tokenizer_json(), SECTIONS.vocab);
     assert_eq!(container.masks_section(), SECTIONS.masks);
@@ -89,7 +90,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn features_follow_from_the_content() {
+fn feature_bits_follow_from_the_content() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.cmf");
     let features = |header: Map<String, Value>, dtype: Dtype, masks: bool, loops: bool| {
@@ -110,13 +111,13 @@ fn features_follow_from_the_content() {
             masks: masks.then_some(NO_MASKS),
             ..Sections::default()
         };
-        let mut writer = Writer::create(&path, header, specs, sections).unwrap();
+        let mut writer = CmfWriter::create(&path, header, specs, sections).unwrap();
         if loops {
             writer = writer.with_loop_masks().unwrap();
         }
         writer.write(payload).unwrap();
         writer.finish().unwrap();
-        Container::open(&path).unwrap();
+        CmfContainer::open(&path).unwrap();
         std::fs::read(&path).unwrap()[0x0C]
     };
     let with = |key: &str, value: Value| {
@@ -137,23 +138,23 @@ fn features_follow_from_the_content() {
 }
 
 #[test]
-fn a_file_without_tensors_or_sections_is_whole() {
+fn a_file_without_tensors_or_sections_is_valid() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.cmf");
-    let len = Writer::create(&path, members(), Vec::new(), Sections::default())
+    let len = CmfWriter::create(&path, members(), Vec::new(), Sections::default())
         .unwrap()
         .finish()
         .unwrap();
     assert_eq!(len, std::fs::metadata(&path).unwrap().len());
-    assert!(Container::open(&path).unwrap().verify(&mut |_, _| ()).ok());
+    assert!(CmfContainer::open(&path).unwrap().verify(&mut |_, _| ()).ok());
 }
 
 #[test]
-fn an_unfinished_file_leaves_nothing() {
+fn an_unfinished_file_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.cmf");
     std::fs::write(&path, "an older file").unwrap();
-    let mut writer = Writer::create(&path, members(), specs(), SECTIONS).unwrap();
+    let mut writer = CmfWriter::create(&path, members(), specs(), SECTIONS).unwrap();
     writer.write(&sample().records[0].payload).unwrap();
     assert_eq!(files(dir.path()).len(), 2, "the temporary file is beside the target");
     let err = writer.finish().unwrap_err();
@@ -162,13 +163,13 @@ fn an_unfinished_file_leaves_nothing() {
         err.message.contains("1 of 13 tensors are written, 'f16' is next"),
         "{err}"
     );
-    drop(Writer::create(&path, members(), specs(), SECTIONS).unwrap());
+    drop(CmfWriter::create(&path, members(), specs(), SECTIONS).unwrap());
     assert_eq!(files(dir.path()), ["out.cmf"]);
     assert_eq!(std::fs::read(&path).unwrap(), b"an older file");
 }
 
 #[test]
-fn what_could_not_be_read_back_is_not_written() {
+fn invalid_contents_are_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.cmf");
     let f16 = |name: &str, shape: &[u64]| TensorSpec {
@@ -177,7 +178,7 @@ fn what_could_not_be_read_back_is_not_written() {
         shape: shape.to_vec(),
     };
     let create = |header: Map<String, Value>, specs: Vec<TensorSpec>, sections: Sections| {
-        Writer::create(&path, header, specs, sections)
+        CmfWriter::create(&path, header, specs, sections)
             .map(|_| ())
             .unwrap_err()
             .kind
@@ -213,7 +214,7 @@ fn what_could_not_be_read_back_is_not_written() {
     header["arch"]["head_dim"] = json!(0);
     assert_eq!(create(header, Vec::new(), none), Kind::Parse);
 
-    let mut writer = Writer::create(&path, members(), vec![f16("a", &[3])], none).unwrap();
+    let mut writer = CmfWriter::create(&path, members(), vec![f16("a", &[3])], none).unwrap();
     let err = writer.write(&[0; 5]).unwrap_err();
     assert!(err.kind == Kind::Parse && err.message.contains("tensor 'a'"), "{err}");
     writer.write(&[0; 6]).unwrap();
@@ -223,10 +224,10 @@ fn what_could_not_be_read_back_is_not_written() {
 }
 
 #[test]
-fn targets_that_are_no_files_are_refused() {
+fn targets_that_are_not_regular_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let kind = |path: &Path| {
-        Writer::create(path, members(), Vec::new(), Sections::default())
+        CmfWriter::create(path, members(), Vec::new(), Sections::default())
             .map(|_| ())
             .unwrap_err()
             .kind
@@ -240,7 +241,7 @@ fn targets_that_are_no_files_are_refused() {
 
 #[cfg(unix)]
 #[test]
-fn a_new_file_has_the_rights_that_the_umask_leaves() {
+fn the_umask_applies_to_new_files() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();

@@ -1,9 +1,9 @@
 //! Sources for the tests: the golden models, edited copies of them, and GGUF files written here.
 
 use cmf_gpu::Result;
-use cmf_gpu::container::{Container, Tensors};
 use cmf_gpu::convert::{Options, Report, convert};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -37,19 +37,19 @@ pub fn run(src: &Path, out: &Path, quant: Dtype) -> Result<Report> {
 }
 
 /// Converts and opens; the directory keeps the file alive.
-pub fn converted(src: &Path, quant: Dtype) -> (TempDir, Report, Container) {
+pub fn converted(src: &Path, quant: Dtype) -> (TempDir, Report, CmfContainer) {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out.cmf");
     let report = run(src, &out, quant).unwrap();
     assert_eq!(report.bytes, out.metadata().unwrap().len());
-    let container = Container::open(&out).unwrap();
+    let container = CmfContainer::open(&out).unwrap();
     assert!(container.verify(&mut |_, _| {}).failures.is_empty());
     (dir, report, container)
 }
 
 /// Shape and values of every tensor of a container.
-pub fn values(container: &Container) -> BTreeMap<String, (Vec<u64>, Vec<f32>)> {
-    let decode = |(id, info): (usize, &cmf_gpu::container::TensorInfo)| {
+pub fn values(container: &CmfContainer) -> BTreeMap<String, (Vec<u64>, Vec<f32>)> {
+    let decode = |(id, info): (usize, &cmf_gpu::source::TensorInfo)| {
         let (rows, cols) = info.rows_cols();
         let decoder = info.dtype.decoder(container.bytes(id).unwrap(), rows, cols).unwrap();
         let mut out = vec![0.0; rows * cols];
@@ -147,7 +147,7 @@ pub fn safetensors_f32(tensors: &BTreeMap<String, (Vec<u64>, Vec<f32>)>) -> Vec<
     with_header(&Value::Object(header).to_string(), &data)
 }
 
-/// A safetensors file with this header, whatever it says.
+/// A safetensors file with this header, which may be invalid.
 pub fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
@@ -165,7 +165,7 @@ pub enum Meta {
     Strs(Vec<String>),
     I32s(Vec<i32>),
     F32s(Vec<f32>),
-    /// A value type and its bytes, whatever they are.
+    /// Any value type and bytes.
     Raw(u32, Vec<u8>),
 }
 
@@ -176,7 +176,7 @@ pub struct Block {
     pub dims: Vec<u64>,
     pub kind: u32,
     pub data: Vec<u8>,
-    /// Where the record says the data is, when it is not where it belongs.
+    /// The offset in the record, if it is not the correct one.
     pub offset: Option<u64>,
 }
 
@@ -288,7 +288,7 @@ fn pad(out: &mut Vec<u8>, alignment: u64) {
     out.resize(out.len().next_multiple_of(alignment as usize), 0);
 }
 
-/// A golden model as other converters write it: their names, their interleaving of q and k, 1+w for norms, their keys.
+/// A golden model as other converters write it, with their names and keys, interleaved q and k, and 1+w for norms.
 pub fn gguf_of(model: &str) -> Gguf {
     let config = json(&fixture(model).join("config.json"));
     let arch = match config["model_type"].as_str().unwrap() {
@@ -398,12 +398,12 @@ fn interleave(values: &[f32], cols: usize, head_dim: usize) -> Vec<f32> {
 }
 
 /// A GGUF file converted, like [`converted`].
-pub fn convert_gguf(file: &Gguf, quant: Dtype) -> Result<(TempDir, Report, Container)> {
+pub fn convert_gguf(file: &Gguf, quant: Dtype) -> Result<(TempDir, Report, CmfContainer)> {
     let dir = TempDir::new().unwrap();
     let (path, out) = (dir.path().join("model.gguf"), dir.path().join("out.cmf"));
     std::fs::write(&path, file.bytes()).unwrap();
     let report = run(&path, &out, quant)?;
-    let container = Container::open(&out)?;
+    let container = CmfContainer::open(&out)?;
     Ok((dir, report, container))
 }
 

@@ -1,19 +1,20 @@
-//! Mixtures of experts: what of them reaches the container, in which order, and what is refused; and what the binder says about
-//! containers that contradict themselves.
+//! Mixtures of experts: their tensors in the container and their order, refused sources, and containers that contradict
+//! themselves.
 
 use crate::build::{Block, Copy, Gguf, Meta, converted, fixture, gguf_of, run, source_values, values};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Arch, Container, MemoryTensors, Moe, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::model::{FeedForward, Model, bind};
+use cmf_gpu::source::{Arch, MemoryTensors, Moe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-fn model_of(container: &Container) -> Model {
+fn model_of(container: &CmfContainer) -> Model {
     bind(&container.header().arch, container).unwrap()
 }
 
-/// For each layer: experts, experts a token takes, width of the shared expert.
+/// For each layer: experts, experts per token, width of the shared expert.
 fn mixtures(model: &Model) -> Vec<Option<(usize, usize, Option<usize>)>> {
     let mixture = |ffn: &FeedForward| match ffn {
         FeedForward::Dense(_) => None,
@@ -61,7 +62,7 @@ fn headers_say_what_the_configuration_says() {
         if !name.contains("next") {
             assert!(values(&container) == source_values(name), "{name}");
         }
-        // The other spelling says the same.
+        // The other spelling of the same.
         let copy = Copy::of(name);
         let other = fixture(name).join("config.v5.json");
         std::fs::copy(other, copy.path().join("config.json")).unwrap();
@@ -88,7 +89,7 @@ fn experts_are_written_role_by_role() {
         .chain(shared)
         .chain(["shared_expert_gate.weight".to_owned()]);
     assert!(found.eq(wanted));
-    // What routes keeps more bits than what is routed to.
+    // Routers have more bits than experts.
     for info in container.infos().iter().filter(|info| info.name.starts_with(prefix)) {
         let routes = ["gate.weight", "shared_expert_gate.weight"].contains(&&info.name[prefix.len()..]);
         let wanted = if routes { Dtype::F16 } else { Dtype::Q4tp };
@@ -235,7 +236,7 @@ fn gguf_files_give_the_same_network() {
         assert!(values(&found) == values(&wanted), "{model}: values differ");
         assert_eq!(found.infos(), wanted.infos(), "{model}");
         assert_eq!(found.header().arch, wanted.header().arch, "{model}");
-        // Widths that are said have to be right.
+        // Widths in the keys must be those of the tensors.
         file.set(format!("{arch}.expert_feed_forward_length"), Meta::U32(32));
         let path = _dir.path().join("wrong.gguf");
         std::fs::write(&path, file.bytes()).unwrap();
@@ -311,7 +312,7 @@ fn containers_have_to_have_the_experts_that_their_routers_know() {
         Kind::UnsupportedModel,
         "expert 4 is 32 wide",
     );
-    // As many experts as there are, whatever the header hopes for.
+    // At most as many experts per token as there are.
     let many = |arch: &mut Arch| {
         let moe = arch.moe.as_mut().unwrap();
         (moe.num_experts, moe.top_k) = (100, 20);

@@ -1,12 +1,12 @@
-//! What sets families apart: windows, norms, caps, rotations and heads that reach the header from Hugging Face directories.
+//! Differences between families in Hugging Face directories: windows, norms, caps, rotations and draft heads in the header.
 
 use crate::build::{Copy, converted, fixture, run, source_values, values};
-use cmf_gpu::container::{HiddenAct, LayerType, NormStyle, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::source::{HiddenAct, LayerType, NormStyle};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-fn arch_of(copy: &Copy) -> cmf_gpu::container::Arch {
+fn arch_of(copy: &Copy) -> cmf_gpu::source::Arch {
     converted(copy.path(), Dtype::F16).2.header().arch.clone()
 }
 
@@ -16,7 +16,7 @@ fn windows_follow_the_family() {
     let arch = arch_of(&Copy::of("mistral_swa"));
     assert_eq!(arch.layer_types, [sliding; 3]);
     assert_eq!((arch.sliding_window, arch.sliding_window_pattern), (Some(8), None));
-    // Without the key there is the family's own window; with null there is none.
+    // Without the key the family's default window, with null none.
     let copy = Copy::of("mistral_swa");
     copy.edit("config.json", |config| drop(config.remove("sliding_window")));
     assert_eq!(arch_of(&copy).sliding_window, Some(4096));
@@ -34,7 +34,7 @@ fn windows_follow_the_family() {
     let arch = arch_of(&copy);
     assert_eq!(arch.layer_types, [sliding, sliding, full, sliding, sliding, full]);
     assert_eq!((arch.sliding_window, arch.sliding_window_pattern), (Some(8), Some(3)));
-    // A list that no pattern makes.
+    // A list that follows no pattern.
     let list = json!([
         "full_attention",
         "sliding_attention",
@@ -71,7 +71,7 @@ fn gemma_headers() {
         (Some(5.0), Some(8.0))
     );
     assert!(arch.tie_word_embeddings && arch.rope_local_base_freq.is_none());
-    // Absent: the family's caps. Null: none.
+    // Without the keys the family's default caps, with null none.
     let copy = Copy::of("gemma2");
     copy.edit("config.json", |config| {
         config.remove("attn_logit_softcapping");
@@ -94,7 +94,7 @@ fn gemma_headers() {
     );
 }
 
-/// As the larger models of the family are published: the text model inside another one, most keys left out.
+/// A larger model of the family as published: the language model inside another model, most keys left out.
 #[test]
 fn a_sparse_nested_gemma_has_the_defaults_of_its_family() {
     let copy = Copy::of("gemma3");
@@ -149,7 +149,7 @@ fn longrope_ends_where_its_first_list_does() {
     assert_eq!(yarn.attention_factor, Some((1.0 + 4f64.ln() / 256f64.ln()).sqrt()));
     assert_eq!(report.notes.len(), 1);
     assert!(report.notes[0].contains("ends at 256 of 1024"), "{:?}", report.notes);
-    // Other names of the same, and a factor of its own.
+    // Other names for the same scheme, and an explicit factor.
     for name in ["su", "yarn"] {
         let copy = Copy::of("phi3_longrope");
         copy.edit("config.json", |config| config["rope_scaling"]["type"] = name.into());
@@ -186,12 +186,12 @@ fn a_multi_token_head_comes_along() {
         tensors.retain(|name, _| !name.starts_with("model.mtp."));
         tensors
     };
-    // Announced but not there; there but not announced, whole and in parts.
+    // A draft head that is announced and missing; one that is not announced, complete and incomplete.
     let copy = Copy::of("qwen3_mtp");
     let (_dir, report, container) = converted(copy.tensors(&trunk(source_values("qwen3_mtp"))).path(), Dtype::F16);
     assert_eq!(container.header().arch.mtp, None);
     assert!(
-        report.notes.iter().any(|note| note.contains("multi-token head")),
+        report.notes.iter().any(|note| note.contains("draft head")),
         "{:?}",
         report.notes
     );
@@ -209,7 +209,7 @@ fn a_multi_token_head_comes_along() {
         tensors.len() - trunk(source_values("qwen3_mtp")).len()
     );
     assert!(values(&container) == trunk(source_values("qwen3_mtp")));
-    // A head with a hole.
+    // An announced draft head that is incomplete.
     let copy = Copy::of("qwen3_mtp");
     copy.tensors(&tensors);
     let err = run(copy.path(), &copy.path().join("o.cmf"), Dtype::F16).unwrap_err();
@@ -217,7 +217,7 @@ fn a_multi_token_head_comes_along() {
 }
 
 #[test]
-fn what_these_families_cannot_have_is_refused() {
+fn unsupported_configurations_are_refused() {
     type Edit = fn(&mut serde_json::Map<String, Value>);
     let cases: [(&str, Edit, &str); 6] = [
         (

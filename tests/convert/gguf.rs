@@ -2,9 +2,10 @@
 
 use crate::build::{Block, Gguf, MODELS, Meta, convert_gguf, converted, fixture, gguf_of, run, values};
 use cmf_gpu::Kind;
-use cmf_gpu::container::gguf::BlockType;
-use cmf_gpu::container::{Container, LayerType, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::format::gguf::BlockType;
+use cmf_gpu::source::LayerType;
 use cmf_gpu::tools::skill;
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -22,7 +23,7 @@ fn the_same_network_comes_out_of_both_formats() {
         }
         let (_dir, report, found) = convert_gguf(&file, Dtype::F16).unwrap();
         assert!(report.dropped.is_empty());
-        // These files hold no multi-token heads.
+        // These files hold no draft heads.
         let mut all = values(&wanted);
         all.retain(|name, _| !name.starts_with("model.mtp."));
         assert!(values(&found) == all, "{model}: values differ");
@@ -30,7 +31,7 @@ fn the_same_network_comes_out_of_both_formats() {
         let (mut found, mut wanted) = (found.header().arch.clone(), wanted.header().arch.clone());
         wanted.mtp = None;
         if model == "gemma2" {
-            // These files do not say how attention is scaled; in all models of this family but one it is by the head.
+            // These files do not store the attention scale. In all sizes of this family but one it follows from head_dim.
             assert_eq!(found.query_pre_attn_scalar, Some(48.0));
             found.query_pre_attn_scalar = wanted.query_pre_attn_scalar;
         }
@@ -56,7 +57,7 @@ fn version_2_and_other_alignments_are_read() {
     assert_eq!(found.infos(), wanted.infos());
 }
 
-/// A skill can only be made of files of one kind.
+/// A skill can only be made from two sources with the same tensors.
 #[test]
 fn a_skill_comes_from_a_gguf_file() {
     let mut file = gguf_of("qwen2");
@@ -75,7 +76,7 @@ fn a_skill_comes_from_a_gguf_file() {
         ..skill::New::default()
     };
     let written = skill::add(&model, &src, &new, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    let grown = Container::open(&model).unwrap();
+    let grown = CmfContainer::open(&model).unwrap();
     assert_eq!((written.tensors, &grown.skills()[0].layers), (1, &vec![1]));
     assert!(grown.find("skill.s.model.layers.1.mlp.down_proj.weight").is_some());
 }
@@ -92,7 +93,7 @@ fn yarn_is_spelled_out() {
     assert_eq!(yarn.attention_factor, Some(0.1 * 4f64.ln() + 1.0));
 }
 
-/// Bytes and values by the format's own Python package.
+/// Bytes and values from the format's Python package.
 #[test]
 fn blocks_decode_to_the_values_of_the_reference_package() {
     let text = include_str!("../fixtures/gguf/blocks.json");
@@ -138,7 +139,7 @@ fn blocks_decode_to_the_values_of_the_reference_package() {
     }
 }
 
-/// Interleaved rows are found again in block types as well, whatever row a block of rows starts with.
+/// Interleaved rows are also restored in block types, from any first row on.
 #[test]
 fn interleaved_rows_of_blocks_are_sorted() {
     let mut file = gguf_of("llama_untied");
@@ -178,7 +179,7 @@ fn a_file_without_tokenizer_says_so() {
     );
 }
 
-/// A model cut into three files, the first with the keys and no tensors.
+/// A model split into three files, the first with the metadata and no tensors.
 fn split(model: &str, dir: &TempDir) -> Vec<std::path::PathBuf> {
     let whole = gguf_of(model);
     let tensors = whole.tensors.len();
@@ -277,9 +278,9 @@ fn settings_of_the_sampler_are_kept() {
     );
 }
 
-/// What files of a family do not say is what the programs that read them assume.
+/// Keys that are left out have the defaults of the programs that read such files.
 #[test]
-fn what_gemma_files_leave_out() {
+fn defaults_of_gemma_files() {
     let (sliding, full) = (LayerType::SlidingAttention, LayerType::FullAttention);
     let mut file = gguf_of("gemma3");
     file.metadata
@@ -290,7 +291,7 @@ fn what_gemma_files_leave_out() {
     assert_eq!((arch.sliding_window, arch.sliding_window_pattern), (Some(8), Some(6)));
     assert_eq!((arch.rope_theta, arch.rope_local_base_freq), (1e6, Some(1e4)));
     assert_eq!(arch.query_pre_attn_scalar, Some(32.0));
-    // A list of layers instead of a period, and a base of the rotation of their own.
+    // A list of layers instead of a period, and a separate rotary base.
     file.set(
         "gemma3.attention.sliding_window_pattern",
         Meta::Raw(

@@ -1,10 +1,10 @@
-//! Hugging Face directories: nothing is lost, old and new configurations agree, shards equal one file.
+//! Hugging Face directories: all tensors are kept, old and new configurations agree, shards equal one file.
 
 use crate::build::{Copy, MODELS, converted, fixture, json, run, safetensors_f32, source_values, values};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{HiddenAct, LayerType, NormStyle, Tensors};
 use cmf_gpu::convert::{Event, Options, convert};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::source::{HiddenAct, LayerType, NormStyle};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

@@ -1,10 +1,10 @@
-//! Damaged and hostile files: a typed error each, never a panic, nothing allocated by an unchecked length.
+//! Damaged and hostile files: each gives a typed error, never a panic or an allocation of unchecked size.
 
 use crate::build::{Block, Gguf, Meta, gguf_of, with_header};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{gguf, safetensors};
+use cmf_gpu::format::{gguf, safetensors};
 
-/// A small sound file with one tensor of 4 × 32.
+/// A small valid file with one tensor of 4 × 32.
 fn small() -> Gguf {
     let mut file = Gguf::new();
     file.set("general.architecture", Meta::Str("llama".into()));
@@ -97,7 +97,7 @@ fn metadata_values() {
         (Meta::Raw(7, vec![2]), Kind::Parse, "a bool is 0 or 1"),
         (Meta::Raw(8, u64::MAX.to_le_bytes().to_vec()), Kind::Bounds, "'k'"),
         (Meta::Raw(8, (1u64 << 29).to_le_bytes().to_vec()), Kind::Bounds, "'k'"),
-        (Meta::Raw(9, nested), Kind::Parse, "arrays of arrays"),
+        (Meta::Raw(9, nested), Kind::Parse, "nested arrays"),
         (Meta::Raw(9, long(10, 1 << 61)), Kind::Bounds, "uint64"),
         (Meta::Raw(9, long(8, 1 << 61)), Kind::Bounds, "string"),
         (Meta::Raw(9, long(0, u64::MAX)), Kind::Bounds, "uint8"),
@@ -160,11 +160,7 @@ fn tensor_records() {
             "32 weights are not whole Q4_K blocks of 256",
         ),
         (|t| t.kind = 42, Kind::UnsupportedTensorType, "42 (Q2_0)"),
-        (
-            |t| t.kind = 42,
-            Kind::UnsupportedTensorType,
-            "64 and with 128 weights a block",
-        ),
+        (|t| t.kind = 42, Kind::UnsupportedTensorType, "64 and of 128 weights"),
         (|t| t.kind = 143, Kind::UnsupportedTensorType, "143 (PTQ1_0)"),
         (|t| t.kind = 142, Kind::UnsupportedTensorType, "142 (PQ2_0)"),
         (|t| t.kind = 4, Kind::UnsupportedTensorType, "4 (an unknown type)"),
@@ -268,11 +264,11 @@ fn safetensors_headers() {
         "{err}"
     );
     assert_eq!(refusal(&with_header("\u{feff}{}", &[])).kind, Kind::Parse);
-    // The same tensor twice leaves no hole and no overlap behind when the second replaces the first.
+    // A duplicate name whose second record replaces the first: there is no gap and no overlap.
     let twice = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
     let err = refusal(&with_header(twice, &[0; 8]));
     assert!(
-        err.kind == Kind::Parse && err.message.contains("'a' occurs twice"),
+        err.kind == Kind::Parse && err.message.contains("'a' appears twice"),
         "{err}"
     );
 }

@@ -1,24 +1,23 @@
-//! GGUF files of the family whose Gated DeltaNet inputs are fused: in parts, as files are written today, and whole, as older
-//! ones have them.
+//! GGUF files of the family whose Gated DeltaNet inputs are fused: as two tensors in current files, as one in older ones.
 
 use crate::build::{Block, Copy, Gguf, Meta, convert_gguf, converted, fixture, source_values, values};
 use crate::recurrent::{hybrid, hybrid_name};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
 use std::collections::BTreeMap;
 
 /// Shape and values of tensors.
 type Values = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
 
-/// How q, k, v and z of a layer lie in a file.
+/// How q, k, v and z of a layer are stored in a file.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     Parts,
     Whole,
 }
 
-/// Heads of keys and of values, and how wide each is.
+/// Number and width of key heads and of value heads.
 #[derive(Clone, Copy)]
 struct Heads {
     keys: usize,
@@ -27,7 +26,7 @@ struct Heads {
     value: usize,
 }
 
-/// Those of the golden model.
+/// The heads of the golden model.
 const GOLDEN: Heads = Heads {
     keys: 2,
     values: 4,
@@ -35,7 +34,7 @@ const GOLDEN: Heads = Heads {
     value: 32,
 };
 
-/// Rows of q, k, v and z of every head, gathered by part.
+/// The rows of q, k, v and z of every head, gathered by projection.
 fn parts(rows: &[Vec<f32>], heads: Heads) -> [Vec<f32>; 4] {
     let shared = heads.values / heads.keys * heads.value;
     let mut out: [Vec<f32>; 4] = Default::default();
@@ -49,7 +48,7 @@ fn parts(rows: &[Vec<f32>], heads: Heads) -> [Vec<f32>; 4] {
     out
 }
 
-/// A model as a GGUF file holds it.
+/// A model as a GGUF file.
 fn gguf_of(source: &Values, heads: Heads, form: Form) -> Gguf {
     let mut file = hybrid(
         "qwen3next",
@@ -106,10 +105,10 @@ fn gguf_of(source: &Values, heads: Heads, form: Form) -> Gguf {
     file
 }
 
-/// The same network, tensor by tensor and bit by bit but for rates that went through exp and ln.
-fn same(found: &Container, wanted: &Container) {
+/// The same network, bit by bit except for the rates, which went through exp and ln.
+fn same(found: &CmfContainer, wanted: &CmfContainer) {
     assert_eq!(found.header().arch, wanted.header().arch);
-    let kinds = |container: &Container| {
+    let kinds = |container: &CmfContainer| {
         let infos = container.infos().iter();
         infos
             .map(|info| (info.name.clone(), info.dtype, info.shape.clone()))
@@ -166,7 +165,7 @@ fn gates_and_ups_of_experts_may_be_one_tensor() {
     same(&found, &wanted);
 }
 
-/// With as many parts as heads, and parts as wide as each other, an order that is its own inverse would do.
+/// Heads for which the order is not its own inverse: with as many heads as projections of one width it would be.
 #[test]
 fn heads_of_other_widths_go_back_to_their_places() {
     let heads = Heads {
@@ -176,7 +175,7 @@ fn heads_of_other_widths_go_back_to_their_places() {
         value: 16,
     };
     let mut source = source_values("qwen3_next");
-    // Numbers that are all different and exact in f16.
+    // Distinct numbers that are exact in f16.
     let numbered = |shape: &[u64]| -> Vec<f32> {
         let len: u64 = shape.iter().product();
         (0..len)

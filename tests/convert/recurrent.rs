@@ -1,10 +1,11 @@
-//! Families with Gated DeltaNet layers: what of them reaches the container, and what is refused.
+//! Families with Gated DeltaNet layers: their tensors in the container, and refused sources.
 
 use crate::build::{Copy, Gguf, Meta, convert_gguf, converted, fixture, run, source_values, values};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, LayerType, MemoryTensors, NormStyle, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::model::{FeedForward, Mixer, bind};
+use cmf_gpu::source::{LayerType, MemoryTensors, NormStyle};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -84,8 +85,8 @@ fn the_published_layout_gives_the_same_network_and_its_multi_token_head() {
     assert!(all == values(&plain));
 }
 
-/// As Qwen3.5 and Qwen3-Next publish their mixtures: the head's layer has experts of its own, all in two tensors, and the
-/// latter's configuration does not announce it.
+/// Mixtures as Qwen3.5 and Qwen3-Next publish them: the draft head's layer has its own experts, all in two tensors. The
+/// configuration of Qwen3-Next does not announce the head.
 #[test]
 fn the_layer_of_a_multi_token_head_may_be_a_mixture() {
     let mut source = source_values("qwen3_5_moe_hub");
@@ -125,7 +126,7 @@ fn the_layer_of_a_multi_token_head_may_be_a_mixture() {
 }
 
 #[test]
-fn what_steers_the_recurrence_is_not_quantised() {
+fn recurrent_gates_are_not_quantised() {
     for quant in [Dtype::Q4tp, Dtype::Q82f, Dtype::Q8Row] {
         let (_dir, _, container) = converted(&fixture("qwen3_5"), quant);
         let dtype = |part: &str| {
@@ -150,7 +151,7 @@ fn what_steers_the_recurrence_is_not_quantised() {
 }
 
 #[test]
-fn what_these_families_cannot_have_is_refused() {
+fn unsupported_configurations_are_refused() {
     type Edit = fn(&mut Map<String, Value>);
     let cases: [(&str, Edit, &str); 6] = [
         (
@@ -195,8 +196,8 @@ fn what_these_families_cannot_have_is_refused() {
     }
 }
 
-/// The tensors of a container but for those that `keep` says no to.
-fn without(container: &Container, keep: impl Fn(&str) -> bool) -> MemoryTensors {
+/// The tensors of a container whose names `keep` accepts.
+fn without(container: &CmfContainer, keep: impl Fn(&str) -> bool) -> MemoryTensors {
     let infos = container
         .infos()
         .iter()
@@ -213,7 +214,7 @@ fn without(container: &Container, keep: impl Fn(&str) -> bool) -> MemoryTensors 
 fn tensors_decide_what_a_layer_is() {
     let (_dir, _, container) = converted(&fixture("qwen3_5"), Dtype::F16);
     let arch = container.header().arch.clone();
-    // Whatever the header calls the layers.
+    // The tensors decide, not the header's layer types.
     let mut renamed = arch.clone();
     renamed.arch_name = "something".into();
     renamed.layer_types = vec![LayerType::FullAttention; 4];
@@ -266,14 +267,14 @@ fn tensors_decide_what_a_layer_is() {
         let err = bind(&bad, &container).unwrap_err();
         assert_eq!(err.kind, kind, "{err}");
     }
-    // A size no tensor has, that would wrap around.
+    // A size that would overflow.
     let mut bad = arch.clone();
     bad.linear_num_value_heads = Some(1 << 62);
     let err = bind(&bad, &container).unwrap_err();
     assert_eq!(err.kind, Kind::Parse, "{err}");
 }
 
-/// Blocks of `width` rows from `first` on: what belongs to value head k·sharing + j goes to place j·key_heads + k.
+/// Blocks of `width` rows from `first` on: value head k·sharing + j moves to position j·key_heads + k.
 fn tiled(rows: &[Vec<f32>], first: usize, key_heads: usize, sharing: usize, width: usize) -> Vec<Vec<f32>> {
     let mut out = rows.to_vec();
     for k in 0..key_heads {
@@ -295,12 +296,12 @@ fn transposed(rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
 /// Shape and values of tensors.
 type Values = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
 
-/// The model as a GGUF file holds it.
+/// The model as a GGUF file.
 fn gguf() -> Gguf {
     gguf_of(source_values("qwen3_5"), 4)
 }
 
-/// What a GGUF file calls a tensor of these families.
+/// The name of a tensor of these families in a GGUF file.
 pub fn hybrid_name(name: &str) -> String {
     let mut name = name.replace("model.layers.", "blk.");
     for (from, to) in [
@@ -340,8 +341,8 @@ pub fn hybrid_name(name: &str) -> String {
     name
 }
 
-/// A GGUF file of one of these families without tensors, with value heads of so much state, key heads, value heads, and
-/// elements of all value heads.
+/// A GGUF file of one of these families without tensors. The numbers are the state size, key heads, value heads, and elements of
+/// all value heads.
 pub fn hybrid(architecture: &str, [state, keys, heads, inner]: [u32; 4]) -> Gguf {
     let mut file = Gguf::new();
     file.set("general.architecture", Meta::Str(architecture.into()));
@@ -372,7 +373,7 @@ pub fn hybrid(architecture: &str, [state, keys, heads, inner]: [u32; 4]) -> Gguf
     file
 }
 
-/// The model with so many value heads as a GGUF file holds it.
+/// The model with this number of value heads as a GGUF file.
 fn gguf_of(source: Values, heads: usize) -> Gguf {
     let (sharing, width) = (heads / 2, 128 / heads);
     let mut file = hybrid("qwen35", [32, 2, heads as u32, 128]);
@@ -412,7 +413,7 @@ fn a_gguf_file_gives_the_same_network() {
     let (_guard, report, found) = convert_gguf(&file, Dtype::F16).unwrap();
     assert!(report.dropped.is_empty(), "{:?}", report.dropped);
     assert_eq!(found.header().arch, wanted.header().arch);
-    let names = |container: &Container| {
+    let names = |container: &CmfContainer| {
         container
             .infos()
             .iter()
@@ -424,14 +425,14 @@ fn a_gguf_file_gives_the_same_network() {
     for (name, (shape, wanted)) in values(&wanted) {
         let (found_shape, found) = &all[&name];
         assert_eq!(*found_shape, shape, "{name}");
-        // What went through exp and ln may be off by a rounding.
+        // These values went through exp and ln and may differ by rounding.
         let near = |(found, wanted): (&f32, &f32)| match name.ends_with("A_log") {
             true => (found - wanted).abs() <= 1e-3 * wanted.abs(),
             false => found == wanted,
         };
         assert!(found.iter().zip(&wanted).all(near), "{name}");
     }
-    // A multi-token head is behind the layers, and is named.
+    // A draft head after the layers is listed as dropped.
     file.set("qwen35.block_count", Meta::U32(5));
     file.set("qwen35.nextn_predict_layers", Meta::U32(1));
     file.f32("blk.4.nextn.eh_proj.weight", &[64, 128], &[0.0; 64 * 128]);
@@ -442,14 +443,14 @@ fn a_gguf_file_gives_the_same_network() {
     assert!(report.dropped[0].contains("blk.4."), "{:?}", report.dropped);
 }
 
-/// With two value heads to each of two key heads the order of the file is its own inverse, and either would do.
+/// Heads for which the order of the file is not its own inverse: with two value heads for each of two key heads it would be.
 #[test]
 fn value_heads_of_a_gguf_file_go_back_to_their_places() {
     let mut source = source_values("qwen3_5");
     for (name, (shape, values)) in &mut source {
         let part = name.split_once("linear_attn.").map_or("", |(_, part)| part);
         match part {
-            // Eight heads of half the width: twice as many numbers a head, all of them different.
+            // Eight heads of half the width: twice as many numbers per head, all distinct.
             "in_proj_a.weight" | "in_proj_b.weight" | "A_log" | "dt_bias" => {
                 shape[0] *= 2;
                 values.extend(values.clone().iter().map(|value| value / 2.0));

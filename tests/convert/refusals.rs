@@ -1,4 +1,4 @@
-//! Sound files that cannot be honoured are refused, and the message names what it is about.
+//! Valid sources that are not supported are refused, with a message that names the operand.
 
 use crate::build::{Copy, Gguf, Meta, fixture, gguf_of, run, source_values, with_header};
 use cmf_gpu::convert::{Options, convert};
@@ -134,7 +134,7 @@ fn configurations() {
 }
 
 #[test]
-fn tensors_that_are_missing_or_have_no_place() {
+fn tensors_that_are_missing_or_not_used() {
     let copy = Copy::of("qwen3");
     let mut tensors = source_values("qwen3");
     tensors.remove("model.layers.1.self_attn.q_norm.weight").unwrap();
@@ -163,7 +163,7 @@ fn tensors_that_are_missing_or_have_no_place() {
 }
 
 #[test]
-fn values_that_are_no_numbers() {
+fn values_that_are_not_finite() {
     let copy = Copy::of("llama_bias");
     let mut tensors = source_values("llama_bias");
     tensors.get_mut("model.layers.0.mlp.up_proj.weight").unwrap().1[5] = f32::NAN;
@@ -194,7 +194,7 @@ fn types_by_name() {
 }
 
 #[test]
-fn sources_that_are_none() {
+fn files_of_other_formats() {
     let dir = TempDir::new().unwrap();
     let file = |name: &str, bytes: &[u8]| {
         let path = dir.path().join(name);
@@ -364,7 +364,7 @@ fn keys_of_gguf_files() {
     }
 }
 
-/// A difference of thousands of tensors is a number, or a list that fills the screen.
+/// Messages about thousands of tensors list a few and count the rest.
 #[test]
 fn messages_name_the_first_of_many_missing_and_unused_tensors() {
     let mut file = gguf_of("qwen2");
@@ -399,7 +399,7 @@ fn messages_name_the_first_of_many_missing_and_unused_tensors() {
 }
 
 #[test]
-fn what_is_left_out_is_named_and_can_be_forbidden() {
+fn tensors_left_out_are_named_and_can_be_forbidden() {
     let strict = |src: &Path| {
         let dir = TempDir::new().unwrap();
         let options = Options {
@@ -415,7 +415,7 @@ fn what_is_left_out_is_named_and_can_be_forbidden() {
         done
     };
     assert!(strict(&fixture("qwen3")).is_ok());
-    // A head for several tokens that is lost on the way: two of its tensors, and the configuration announces none.
+    // Two tensors of a draft head that the configuration does not announce.
     let copy = Copy::of("qwen3");
     let mut tensors = source_values("qwen3");
     for name in ["mtp.fc.weight", "mtp.norm.weight"] {

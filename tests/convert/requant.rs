@@ -1,9 +1,9 @@
-//! Containers as sources: the same model comes out, and damage does not become somebody's checksum.
+//! Containers as sources: the result is the same model, and damaged payloads do not get a new checksum.
 
 use crate::build::{converted, fixture, run, values};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -22,7 +22,7 @@ fn a_container_is_a_source_too() {
     assert_eq!(f32.header_json()["arch"], indirect.header_json()["arch"]);
     assert_eq!(f32.tokenizer_json(), indirect.tokenizer_json());
     assert_eq!(f32.header().tokenizer_config, indirect.header().tokenizer_config);
-    // What has the type already is not encoded again.
+    // Tensors that have the type already are copied.
     let (_dir, _, same) = converted(&_again.path().join("out.cmf"), Dtype::Q4Tiled);
     assert_eq!(same.infos(), indirect.infos());
 }
@@ -35,14 +35,14 @@ fn shards_masks_and_skills_are_carried_over() {
     assert_eq!(whole.shard_paths().len(), 1);
     assert!(whole.header().shard.is_none());
 
-    let source = Container::open(&interop("qwen2-q8_row-densemasks.cmf")).unwrap();
+    let source = CmfContainer::open(&interop("qwen2-q8_row-densemasks.cmf")).unwrap();
     let (_dir, report, found) = converted(&interop("qwen2-q8_row-densemasks.cmf"), Dtype::F32);
     assert!(source.masks_section().is_some());
     assert_eq!(found.masks_section(), source.masks_section());
     assert_eq!(report.notes, ["the sparse index is left out"]);
     assert!(values(&found) == values(&source));
 
-    let source = Container::open(&interop("qwen3_mtp-q8-appended.cmf")).unwrap();
+    let source = CmfContainer::open(&interop("qwen3_mtp-q8-appended.cmf")).unwrap();
     let (_dir, _, found) = converted(&interop("qwen3_mtp-q8-appended.cmf"), Dtype::F16);
     assert!(!source.header().skills.is_empty());
     assert_eq!(found.header().skills, source.header().skills);
@@ -73,7 +73,7 @@ fn damage_is_found() {
         bytes[at + part.len() / 2] ^= 1;
         let damaged = dir.path().join("damaged.cmf");
         std::fs::write(&damaged, bytes).unwrap();
-        // Copied or encoded again.
+        // Copied and encoded again.
         for quant in [Dtype::Q8Row, Dtype::F16] {
             let err = run(&damaged, &dir.path().join("o.cmf"), quant).unwrap_err();
             assert!(err.kind == Kind::HashMismatch && err.message.contains(name), "{err}");

@@ -1,13 +1,12 @@
-//! Every name that GGUF files have for a way to split text gives a tokenizer that splits as another engine for regular
-//! expressions does.
+//! Every pre-tokenizer name of GGUF files gives a tokenizer that splits text as another regular expression engine does.
 //!
-//! `splits.json` holds, for texts in many scripts, the lengths in characters of the pieces of each way, as Python's `regex`
-//! finds them.
+//! `splits.json` holds, for texts in many scripts, the lengths in characters of the pieces of each pre-tokenizer, computed with
+//! Python's `regex`.
 
 use crate::build::{Gguf, Meta, converted, gguf_of, run};
 use cmf_gpu::Kind;
-use cmf_gpu::container::Container;
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -33,7 +32,7 @@ fn recorded() -> Recorded {
 
 /// The character that stands for a byte.
 fn letter(byte: u8) -> char {
-    // Printable characters of Latin-1 stand for themselves, the other bytes for those from U+0100 on.
+    // Printable characters of Latin-1 stand for themselves, those from U+0100 on for the other bytes.
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match printable(byte) {
         true => char::from(byte),
@@ -44,7 +43,7 @@ fn letter(byte: u8) -> char {
     }
 }
 
-/// A small model whose tokens are the bytes, "ab", "bc", "abc" and a start token; "abc" is made of "ab" only.
+/// A small model whose tokens are the bytes, "ab", "bc", "abc" and a start token. The only merge for "abc" is ab·c.
 fn file(pre: &str) -> Gguf {
     static MODEL: OnceLock<Gguf> = OnceLock::new();
     let mut file = MODEL.get_or_init(|| gguf_of("llama_tied")).clone();
@@ -68,7 +67,7 @@ fn tokenizer(pre: &str) -> Tokenizer {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file(pre).bytes()).unwrap();
-    let (_out, _, container): (_, _, Container) = converted(&path, Dtype::F16);
+    let (_out, _, container): (_, _, CmfContainer) = converted(&path, Dtype::F16);
     Tokenizer::from_bytes(container.tokenizer_json().unwrap()).unwrap()
 }
 
@@ -106,7 +105,7 @@ fn every_name_splits_as_another_engine_does() {
             assert!(tested.insert(name.clone()), "{name} twice");
         }
     }
-    // The message that refuses another name lists all of them.
+    // The error message for an unknown name lists all known names.
     let refused = refusal("strange");
     let known: BTreeSet<String> = refused
         .split_once("known are ")
@@ -119,7 +118,7 @@ fn every_name_splits_as_another_engine_does() {
     assert!(known.len() > 80);
 }
 
-/// The text with what names compose composed: one letter with an accent in these texts has a character of its own.
+/// The text in NFC, if the name normalises: one accented letter in these texts has a composed form.
 fn composed(name: &str, text: &str) -> String {
     let composes = ["mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "qwen35"].contains(&name);
     match composes {
@@ -141,7 +140,7 @@ fn whole_words_and_start_tokens_are_as_the_names_say() {
         ("chameleon", false, true),
     ] {
         let tokenizer = tokenizer(name);
-        // Merges lead to a·bc, as bc ranks first; the whole word is a token all the same.
+        // bc ranks first, so merges give a·bc; the whole word is a token, too.
         let wanted: &[u32] = if whole { &[258] } else { &[b'a' as u32, 257] };
         assert_eq!(tokenizer.encode("abc", false).unwrap().get_ids(), wanted, "{name}");
         let ids = tokenizer.encode("abc", true).unwrap();

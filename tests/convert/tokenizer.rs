@@ -1,8 +1,8 @@
 //! Tokenizers rebuilt from GGUF keys give the ids of the tokenizers they were made from.
 
 use crate::build::{Gguf, Meta, converted, fixture, gguf_of, json, run};
-use cmf_gpu::container::Container;
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::{Kind, Result};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -42,7 +42,7 @@ const TEXTS: [&str; 17] = [
     "<think>so</think><tool_call>",
 ];
 
-/// Adds the keys that other converters write for `tokenizer.json` of a golden model.
+/// Adds the keys that other converters write for a golden model's `tokenizer.json`.
 fn add_tokenizer(file: &mut Gguf, model: &str, pre: &str) {
     let tokenizer = json(&fixture(model).join("tokenizer.json"));
     let added = tokenizer["added_tokens"].as_array().unwrap();
@@ -94,7 +94,7 @@ fn add_tokenizer(file: &mut Gguf, model: &str, pre: &str) {
         file.set("tokenizer.ggml.model", Meta::Str("t5".into()));
         file.set("tokenizer.ggml.scores", Meta::F32s(scores));
     } else if pre.is_empty() {
-        // Scores by the rank of the merge that makes a token, as such vocabularies have them.
+        // The score of a token is the rank of its merge, as in such vocabularies.
         let rank = |text: &String| merges.iter().position(|merge| merge.replacen(' ', "", 1) == *text);
         let scores = tokens
             .iter()
@@ -137,7 +137,7 @@ fn with_tokenizer(model: &str, pre: &str) -> Gguf {
     file
 }
 
-fn opened(file: &Gguf) -> (TempDir, Container) {
+fn opened(file: &Gguf) -> (TempDir, CmfContainer) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
@@ -152,14 +152,14 @@ fn refused(file: &Gguf) -> Result<()> {
     run(&path, &dir.path().join("o.cmf"), Dtype::F16).map(|_| ())
 }
 
-/// What the tokenizer's normaliser makes of a text.
+/// A text after the tokenizer's normaliser.
 fn composed(tokenizer: &Tokenizer, text: &str) -> String {
     let mut text = NormalizedString::from(text);
     tokenizer.get_normalizer().unwrap().normalize(&mut text).unwrap();
     text.get().to_owned()
 }
 
-/// Golden models, the tokenizers they have, and how files call the way in which text is split.
+/// Golden models, their tokenizers, and the name of the pre-tokenizer in GGUF files.
 const TOKENIZERS: [(&str, &str, &str); 5] = [
     ("qwen2", "qwen", "qwen2"),
     ("llama3_rope", "llama3", "llama-bpe"),
@@ -184,7 +184,7 @@ fn ids_and_texts_equal_those_of_the_original() {
         assert!(golden.len() > 30);
         let mut compared = 0;
         for text in TEXTS.into_iter().chain(SCRIPTS).chain(golden) {
-            // Composition to compatible forms is a table in such files; without it only text that has none is the same.
+            // Such files normalise to NFKC by a table. Without it only texts that NFKC does not change give the same ids.
             if kind == "unigram" && composed(&original, text) != text {
                 continue;
             }
@@ -276,7 +276,7 @@ fn text_is_split_as_the_names_say() {
     );
 }
 
-/// Composed and decomposed letters are different tokens where the model was trained on composed ones.
+/// Composed and decomposed letters give the same ids if the name normalises to NFC.
 #[test]
 fn letters_are_composed_where_the_names_say_so() {
     let ids = |pre: &str, text: &str| {
@@ -296,7 +296,7 @@ fn letters_are_composed_where_the_names_say_so() {
 }
 
 #[test]
-fn what_cannot_be_rebuilt_is_refused_by_name() {
+fn unsupported_tokenizers_are_refused_by_name() {
     type Edit = fn(&mut Gguf);
     let cases: [(Edit, &str); 15] = [
         (|f| f.set("tokenizer.ggml.model", Meta::Str("bert".into())), "'bert'"),
@@ -435,7 +435,7 @@ fn ids_equal_those_of_sentencepiece() {
         let mut tokens: Vec<String> = serde_json::from_value(model["tokens"].clone()).unwrap();
         for (token, &kind) in tokens.iter_mut().zip(&kinds) {
             if kind == 4 {
-                // As converters write what is looked for in the text itself.
+                // As converters write tokens that are matched in the text.
                 *token = token.replace('\u{2581}', " ");
             }
         }
@@ -483,8 +483,8 @@ fn ids_equal_those_of_sentencepiece() {
         for case in model["cases"].as_array().unwrap() {
             let text = case[0].as_str().unwrap();
             let wanted: Vec<u32> = serde_json::from_value(case[1].clone()).unwrap();
-            // Where a user's token stands, the `tokenizers` format starts a text of its own, with a blank of its own; and
-            // it takes the spelling of a byte's token for the token when pieces are chosen by likelihood.
+            // After a user-defined token, the `tokenizers` format begins a new text with a blank of its own. In unigram
+            // models it also takes the text of a byte token for that token.
             if text.contains("<sep>") && model["add_space_prefix"] == true || unigram && text.contains("<0x41>") {
                 continue;
             }
@@ -496,9 +496,9 @@ fn ids_equal_those_of_sentencepiece() {
     }
 }
 
-/// Turn tokens of early Phi-3 models take the blanks after them along; those of other models do not.
+/// Turn tokens of early Phi-3 models strip the blanks after them; those of other models do not.
 #[test]
-fn turns_of_phi_strip_what_follows() {
+fn turn_tokens_of_phi_strip_blanks() {
     for (model, wanted) in [
         ("phi3", ["<|user|>"].as_slice()),
         ("llama_tied", &["<|user|>", "▁", "\n"]),

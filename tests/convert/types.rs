@@ -1,9 +1,10 @@
-//! Which tensors get which type, and what the report says about it.
+//! The types of tensors, and the report about them.
 
 use crate::build::{Copy, converted, fixture, source_values, values};
-use cmf_gpu::container::{Container, Sections, TensorSpec, Tensors, Writer};
 use cmf_gpu::convert::{Options, Report, RouterStats, convert};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
 use cmf_gpu::{Kind, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -11,11 +12,11 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use tempfile::TempDir;
 
-fn run(src: &Path, options: &Options) -> Result<(TempDir, Report, Container)> {
+fn run(src: &Path, options: &Options) -> Result<(TempDir, Report, CmfContainer)> {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out.cmf");
     let report = convert(src, &out, options, &mut |_| ControlFlow::Continue(()))?;
-    let container = Container::open(&out)?;
+    let container = CmfContainer::open(&out)?;
     assert!(container.verify(&mut |_, _| {}).ok());
     Ok((dir, report, container))
 }
@@ -27,7 +28,7 @@ fn overrides(list: &[(&str, Dtype)]) -> Options {
     }
 }
 
-fn types(container: &Container) -> BTreeMap<&str, Dtype> {
+fn types(container: &CmfContainer) -> BTreeMap<&str, Dtype> {
     container
         .infos()
         .iter()
@@ -35,7 +36,7 @@ fn types(container: &Container) -> BTreeMap<&str, Dtype> {
         .collect()
 }
 
-/// Bit 2 of the features: two-field types are there.
+/// Bit 2 of the features: some tensors have two-field types.
 fn two_fields(dir: &TempDir) -> bool {
     std::fs::read(dir.path().join("out.cmf")).unwrap()[0x0C] & 4 != 0
 }
@@ -73,7 +74,7 @@ fn low_bit_files_keep_the_outermost_matrices_at_eight() {
 }
 
 #[test]
-fn the_report_says_what_was_lost() {
+fn the_report_has_bits_and_errors() {
     let source = source_values("qwen3");
     for dtype in [Dtype::F32, Dtype::Q82f, Dtype::Q4tp, Dtype::VbitRo, Dtype::Q1s] {
         let (_dir, report, container) = converted(&fixture("qwen3"), dtype);
@@ -128,15 +129,15 @@ fn the_last_glob_that_matches_counts() {
     assert_eq!(types["model.layers.1.mlp.up_proj.weight"], Dtype::Q4Tiled);
     assert_eq!(types["model.layers.2.mlp.up_proj.weight"], Dtype::F32);
     assert_eq!(types["model.embed_tokens.weight"], Dtype::Q1);
-    // A vector has no other type, and a glob may name some besides matrices.
+    // Vectors are always f16; a glob may match them along with matrices.
     assert_eq!(types["model.layers.0.self_attn.q_norm.weight"], Dtype::F16);
     assert_eq!(types["model.layers.0.self_attn.q_proj.weight"], Dtype::Q8Row);
-    // They can be called what they are.
+    // Naming f16 for vectors is allowed.
     assert!(run(&fixture("qwen3"), &overrides(&[("*norm*", Dtype::F16)])).is_ok());
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused() {
+fn options_that_cannot_apply_are_refused() {
     let src = fixture("llama_bias");
     let vbit = |mean| Options {
         mean_bits: Some(mean),
@@ -150,13 +151,13 @@ fn what_cannot_be_meant_is_refused() {
         (overrides(&[("", Dtype::F16)]), "''"),
         (
             overrides(&[("*norm*", Dtype::Q4Block)]),
-            "'*norm*' is to be q4_block, but names 5 vectors only, and they are always f16",
+            "'*norm*' is to be q4_block, but the 5 tensors of such a name are vectors, which are always f16",
         ),
         (
             overrides(&[("model.norm.weight", Dtype::F32)]),
             "'model.norm.weight' is to be f32",
         ),
-        // Of several the one that cannot be meant.
+        // The override that cannot apply is named.
         (
             overrides(&[("*", Dtype::Q8Row), ("*_proj.bias", Dtype::Q8Row)]),
             "'*_proj.bias'",
@@ -237,7 +238,7 @@ fn a_value_that_no_scale_reaches_names_its_tensor() {
 }
 
 /// The mean bits of a vbit_ro tensor's rows.
-fn mean(container: &Container, name: &str) -> f64 {
+fn mean(container: &CmfContainer, name: &str) -> f64 {
     let index = container.infos().iter().position(|info| info.name == name).unwrap();
     let (rows, _) = container.infos()[index].rows_cols();
     assert_eq!(container.infos()[index].dtype, Dtype::VbitRo);
@@ -261,7 +262,7 @@ fn the_mean_is_that_of_every_matrix() {
             let found = mean(&container, name);
             assert!(found <= wanted && found >= 0.99 * wanted, "{name}: {found} of {wanted}");
         }
-        // What is vbit already is spread again only when a mean is asked for.
+        // Tensors that are vbit already get new widths only if a mean is asked for.
         let again = dir.path().join("out.cmf");
         let (_same, _, same) = run(&again, &Options::new(Dtype::VbitRo)).unwrap();
         assert_eq!(same.infos(), container.infos());
@@ -280,7 +281,7 @@ fn expert(layer: usize, expert: usize, role: &str) -> String {
     format!("model.layers.{layer}.mlp.experts.{expert}.{role}.weight")
 }
 
-/// A container whose experts are ordered by expert, each twice as loud as the one before it.
+/// A container whose experts are ordered by expert, each with twice the amplitude of the one before.
 fn mixture(dir: &Path) -> std::path::PathBuf {
     let path = dir.join("experts.cmf");
     let mut tensors: Vec<(String, [u64; 2], f32)> = vec![("model.embed_tokens.weight".into(), [64, 64], 1.0)];
@@ -307,7 +308,7 @@ fn mixture(dir: &Path) -> std::path::PathBuf {
         "layer_types": ["FullAttention", "FullAttention"],
     }});
     let Value::Object(header) = header else { unreachable!() };
-    let mut writer = Writer::create(&path, header, tensors.iter().map(spec).collect(), Sections::default()).unwrap();
+    let mut writer = CmfWriter::create(&path, header, tensors.iter().map(spec).collect(), Sections::default()).unwrap();
     for (_, shape, amplitude) in &tensors {
         let count = shape[0] * shape[1];
         let value = |i: u64| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0;
@@ -352,14 +353,15 @@ fn experts_share_their_bits_and_stand_by_role() {
         report.notes
     );
 
-    // The quietest expert is chosen most: of layer 1 only, and layer 0 stays as it was.
+    // In layer 1 the expert of smallest amplitude is chosen most; layer 0 is unchanged.
     let stats = RouterStats::from_json(br#"{"layers": {"1": [64, 1, 1, 0]}, "tokens": 5}"#).unwrap();
     let options = Options {
         router_stats: Some(stats),
         ..Options::new(Dtype::VbitRo)
     };
     let (_dir, _, used) = run(&path, &options).unwrap();
-    let bits = |container: &Container, layer: usize, number: usize| mean(container, &expert(layer, number, "up_proj"));
+    let bits =
+        |container: &CmfContainer, layer: usize, number: usize| mean(container, &expert(layer, number, "up_proj"));
     assert_eq!(bits(&used, 0, 3), bits(&container, 0, 3));
     assert_eq!(bits(&used, 1, 3), 3.0);
     assert!(bits(&used, 1, 0) > 5.0);

@@ -1,14 +1,16 @@
-//! What task masks leave out of attention, and of looped networks: against networks without it, to the bit and to the byte.
+//! Masks of attention and of looped networks, compared with networks without the masked parts: the same bits, and the same
+//! bytes read.
 
 use crate::masks::{
-    Network, Tensor, Where, agree, gathered, golden, greedy, logits, looped, mask_like, prompt, without,
+    Network, Tensor, agree, gathered, golden, greedy, logits, looped, mask_like, prompt, with_list, without,
 };
-use cmf_gpu::container::{Mask, MaskShape};
-use cmf_gpu::program::{Plan, Which};
-use cmf_gpu::session::Session;
-use std::sync::Arc;
+use crate::{PLACES, Place};
+use cmf_gpu::lm::run::Session;
+use cmf_gpu::lm::{Plan, ProgramKind};
+use cmf_gpu::op::{Kernel, LIST_HEADER};
+use cmf_gpu::source::{Mask, MaskShape};
 
-/// What is left of a layer: neurons, query heads, and the key-value heads that these read.
+/// The neurons and query heads that a layer keeps, and the key-value heads that these read.
 #[derive(Clone)]
 struct Kept {
     neurons: Vec<usize>,
@@ -21,7 +23,7 @@ struct Sizes {
     neurons: usize,
     heads: usize,
     head_dim: usize,
-    /// Rows of the query projection for a head; more than a head has: its gate.
+    /// Rows of the query projection per head; with a gate there are more rows than elements of a head.
     query: usize,
 }
 
@@ -35,8 +37,8 @@ impl Sizes {
     }
 }
 
-/// The network with these neurons and heads only, without keys and values that nothing reads, and without the layers that
-/// have none.
+/// The network with only these neurons and heads, without keys and values that nothing reads, and without the layers that
+/// have none of them.
 fn cut(network: &Network, sizes: &Sizes, kept: &[Option<Kept>]) -> Network {
     let number = |layer: usize| kept[..layer].iter().filter(|kept| kept.is_some()).count();
     let mut small = network.changed(&|mut tensor: Tensor| {
@@ -83,7 +85,7 @@ fn cut(network: &Network, sizes: &Sizes, kept: &[Option<Kept>]) -> Network {
     small
 }
 
-/// Masks what `kept` leaves out.
+/// A mask of everything that is not in `kept`.
 fn masks(mask: &mut Mask, sizes: &Sizes, kept: &[Option<Kept>]) {
     let kept: Vec<_> = kept
         .iter()
@@ -92,7 +94,7 @@ fn masks(mask: &mut Mask, sizes: &Sizes, kept: &[Option<Kept>]) {
     mask_like(mask, &kept, sizes.neurons, sizes.heads);
 }
 
-/// The network with a mask of this name beside those that it has.
+/// The network with one more mask, of this name.
 fn with_task(mut network: Network, name: &str, edit: impl FnOnce(&mut Mask)) -> Network {
     let id = network.masks.masks.len() as u32;
     let mut mask = Mask::open(id, name, MaskShape::of(&network.arch, false));
@@ -101,7 +103,7 @@ fn with_task(mut network: Network, name: &str, edit: impl FnOnce(&mut Mask)) -> 
     network
 }
 
-/// Bytes that a decoding run of 24 tokens read a run: of weights, and of caches.
+/// Bytes that the runs of an answer of 24 tokens read: of weights in each run, and of caches in all runs.
 fn bytes_read(session: &mut Session, tokens: &[u32]) -> [u64; 2] {
     greedy(session, tokens);
     let (runs, cost) = session.decode_cost();
@@ -117,9 +119,9 @@ const QWEN3: Sizes = Sizes {
 };
 
 #[test]
-fn masked_heads_read_no_caches_and_keys_without_queries_are_not_made() {
+fn masked_heads_read_no_caches_and_keys_without_queries_are_not_computed() {
     let golden = golden("qwen3");
-    // The heads of one key-value head; one head of each; one in all; of four in twos.
+    // All heads of one key-value head; one head of each; a single head; pairs of heads of four.
     let mut kept = [
         QWEN3.all(&[0, 1], &[0]),
         QWEN3.all(&[1, 2], &[0, 1]),
@@ -131,20 +133,25 @@ fn masked_heads_read_no_caches_and_keys_without_queries_are_not_made() {
     let masked = Network::same(&golden).with(|mask| masks(mask, &QWEN3, &kept), false);
     let small = cut(&Network::same(&golden), &QWEN3, &kept);
     agree("qwen3", &masked, &small, 0.0);
-    // A chunk reads what is left, too.
+    // A chunk also reads only the rest.
     let limit = crate::device().max_binding();
-    let [chunk, of_small] = [&masked, &small].map(|network| network.plan(limit).weight_bytes_read(Which::Prefill));
+    let [chunk, of_small] =
+        [&masked, &small].map(|network| network.plan(limit).weight_bytes_read(ProgramKind::Prefill));
     assert_eq!(chunk, of_small);
-    assert!(chunk < Network::same(&golden).plan(limit).weight_bytes_read(Which::Prefill));
+    assert!(
+        chunk
+            < Network::same(&golden)
+                .plan(limit)
+                .weight_bytes_read(ProgramKind::Prefill)
+    );
 
     let tokens = prompt("qwen3");
-    for place in [Where::Device, Where::Host] {
+    for place in PLACES {
         let [masked, small] = [&masked, &small].map(|network| bytes_read(&mut network.session(place), &tokens));
-        // The zeros that stand for the bias of a sum, which the narrow kernel does without.
-        assert_eq!([masked[0] + (3 + 2) * 128, masked[1]], small, "{place:?}");
+        assert_eq!(masked, small, "{place:?}");
     }
     // Keys and values in f32 of one, two and one head, at every position that a run saw.
-    let mut session = masked.session(Where::Device);
+    let mut session = masked.session(Place::Device);
     let [_, read] = bytes_read(&mut session, &tokens);
     let seen: u64 = (1..=session.decode_cost().0).map(|run| tokens.len() as u64 + run).sum();
     assert_eq!(read, seen * (1 + 2 + 1) * 64 * 2 * 4);
@@ -152,7 +159,7 @@ fn masked_heads_read_no_caches_and_keys_without_queries_are_not_made() {
 
 #[test]
 fn heads_are_left_out_of_gated_normed_biased_and_windowed_attention() {
-    // A gate behind every query head; the layers between are recurrent.
+    // A gate follows every query head; the layers between are recurrent.
     let gated = golden("qwen3_5");
     let sizes = Sizes {
         neurons: 160,
@@ -184,7 +191,7 @@ fn heads_are_left_out_of_gated_normed_biased_and_windowed_attention() {
     let masked = Network::same(&gated).with(|mask| masks(mask, &sizes, &kept), false);
     agree("qwen3_5", &masked, &cut(&network, &sizes, &kept), 0.0);
 
-    // Biases of keys, values and sums; every query head has keys of its own.
+    // Biases of keys, values and sums; every query head has its own keys.
     let biased = golden("llama_bias");
     let sizes = Sizes {
         neurons: 96,
@@ -201,7 +208,7 @@ fn heads_are_left_out_of_gated_normed_biased_and_windowed_attention() {
         1e-5,
     );
 
-    // Windows and soft caps; heads of 48 share units of the sum.
+    // Windows and soft caps; heads of 48 share groups of 32 columns.
     let capped = golden("gemma2");
     let sizes = Sizes {
         neurons: 352,
@@ -220,7 +227,7 @@ fn heads_are_left_out_of_gated_normed_biased_and_windowed_attention() {
 }
 
 #[test]
-fn masks_of_passes_are_layers_written_down_twice_and_cut() {
+fn masks_of_passes_are_cuts_of_layers_that_exist_twice() {
     let golden = golden("qwen2");
     let sizes = Sizes {
         neurons: 160,
@@ -236,7 +243,7 @@ fn masks_of_passes_are_layers_written_down_twice_and_cut() {
             kv_heads: vec![0],
         })
     };
-    // Pass by pass; the second layer is off in both.
+    // One mask per iteration; the second layer is off in both.
     let kept = [
         kept(&[1, 2], &[0, 2]),
         None,
@@ -248,16 +255,16 @@ fn masks_of_passes_are_layers_written_down_twice_and_cut() {
     let [looped, unrolled] = looped(&golden);
     let masked = looped.with(
         |mask| {
-            for (visit, kept) in kept.iter().enumerate() {
+            for (invocation, kept) in kept.iter().enumerate() {
                 let Some(kept) = kept else {
-                    mask.set_layer(visit % 3, false).unwrap();
+                    mask.set_layer(invocation % 3, false).unwrap();
                     continue;
                 };
                 for i in without(160, |i| kept.neurons.contains(&i)) {
-                    mask.set_ffn(visit, i, false).unwrap();
+                    mask.set_ffn(invocation, i, false).unwrap();
                 }
                 for i in without(3, |i| kept.heads.contains(&i)) {
-                    mask.set_head(visit, i, false).unwrap();
+                    mask.set_head(invocation, i, false).unwrap();
                 }
             }
         },
@@ -267,7 +274,7 @@ fn masks_of_passes_are_layers_written_down_twice_and_cut() {
 }
 
 #[test]
-fn tasks_take_turns_on_one_model_and_each_is_the_network_that_it_leaves() {
+fn tasks_take_turns_on_one_model_and_each_equals_its_cut_network() {
     let golden = golden("qwen3");
     let whole = QWEN3.all(&[0, 1, 2, 3], &[0, 1]);
     let heads = [QWEN3.all(&[2, 3], &[1]), whole.clone(), QWEN3.all(&[0], &[0])];
@@ -283,11 +290,11 @@ fn tasks_take_turns_on_one_model_and_each_is_the_network_that_it_leaves() {
     let wanted = tasks.iter().map(|kept| cut(&plain, &QWEN3, kept));
     let wanted: Vec<_> = wanted
         .chain([Network::same(&golden)])
-        .map(|network| logits(&mut network.session(Where::Device), &tokens, 9))
+        .map(|network| logits(&mut network.session(Place::Device), &tokens, 9))
         .collect();
     let full = plain.plan(crate::device().max_binding());
 
-    let mut session = network.session(Where::Device);
+    let mut session = network.session(Place::Device);
     let plan = session.plan().clone();
     let plans: Vec<Plan> = network
         .masks
@@ -295,7 +302,7 @@ fn tasks_take_turns_on_one_model_and_each_is_the_network_that_it_leaves() {
         .iter()
         .map(|mask| plan.with_mask(Some(mask)).unwrap())
         .collect();
-    // An open mask costs what none costs, step by step and byte by byte.
+    // An open mask costs the same as none.
     assert_eq!(plans[2].cost().programs, full.cost().programs);
     let before = session.counters();
     for turn in [0, 1, 2, 0, 2, 1] {
@@ -305,8 +312,11 @@ fn tasks_take_turns_on_one_model_and_each_is_the_network_that_it_leaves() {
     let after = session.counters().since(&before);
     let moved = [after.upload_bytes, after.pipelines_compiled, after.bind_groups_created];
     assert_eq!(moved, [0; 3]);
-    // What a layer that is off would have read is not read.
-    let reads = |plan: &Plan| plan.kv_reads(Which::Decode).iter().map(|read| read.bytes).sum::<u64>();
+    // A layer that is off reads nothing.
+    let reads = |plan: &Plan| {
+        let reads = plan.graph.kv_reads(plan.program(ProgramKind::Decode), &plan.selection);
+        reads.iter().map(|read| read.position).sum::<u64>()
+    };
     assert_eq!(
         [reads(&full), reads(&plans[1]), reads(&plans[0])],
         [6, 4, 4].map(|heads| heads * 64 * 2 * 4)
@@ -314,17 +324,17 @@ fn tasks_take_turns_on_one_model_and_each_is_the_network_that_it_leaves() {
 }
 
 #[test]
-fn an_open_mask_changes_no_bit_and_no_counter() {
+fn a_mask_that_masks_nothing_changes_no_bit_and_no_counter() {
     let golden = golden("qwen3");
     let tokens = prompt("qwen3");
     let runs = [Network::same(&golden), Network::same(&golden).with(|_| {}, false)].map(|network| {
-        let mut session = network.session(Where::Device);
+        let mut session = network.session(Place::Device);
         let logits = logits(&mut session, &tokens, 9);
         greedy(&mut session, &tokens);
         let mut counters = session.counters();
-        // Whichever comes first compiles; the device keeps pipelines for both.
+        // The first one compiles the pipelines, which the device keeps.
         (counters.pipelines_compiled, counters.pipeline_us) = (0, 0);
-        // How many steps a submission holds follows the clock.
+        // The number of steps in a submission depends on time.
         (counters.submits, counters.passes, counters.readback_bytes) = (0, 0, 0);
         (logits, counters)
     });
@@ -333,12 +343,9 @@ fn an_open_mask_changes_no_bit_and_no_counter() {
     assert_eq!(counted, counted_open);
 }
 
-/// A wrong list of heads is found, and only where it is used.
+/// A wrong list of heads is found in the steps that use it, and in no other step.
 #[test]
 fn a_wrong_list_of_heads_is_found() {
-    use cmf_gpu::kernel::Op;
-    use cmf_gpu::parity::{self, Subject};
-    use cmf_gpu::program::Bind;
     let golden = golden("qwen3");
     let kept = [
         QWEN3.all(&[0, 1], &[0]),
@@ -346,32 +353,12 @@ fn a_wrong_list_of_heads_is_found() {
         QWEN3.all(&[3], &[1]),
     ];
     let masked = Network::same(&golden).with(|mask| masks(mask, &QWEN3, &kept), false);
-    let device = crate::device();
-    let plan = masked.plan(device.max_binding());
-    let right = Subject {
-        plan: plan.clone(),
-        tensors: masked.tensors.clone(),
-    };
-    let mut silent = |_: usize, _: usize, _: &str| Ok(());
-    let outcome = parity::programs(&device, &right, &right, &mut silent).unwrap();
-    assert_eq!(outcome.passed, outcome.cases, "{:?}", outcome.failed);
-    let mut wrong = (*plan).clone();
-    let steps = &wrong.programs[Which::Decode as usize].steps;
-    let step = steps
-        .iter()
-        .find(|step| matches!(step.op, Op::AttnBlockSome(_)))
-        .unwrap();
-    let Bind::Buffer(list) = step.bindings[4] else {
-        panic!("{:?}", step.bindings)
-    };
+    let plan = masked.plan(crate::device().max_binding());
+    crate::all_pass(&crate::compare_steps(&plan, masked.tensors.clone()));
     // Another head first, which is not attended.
-    let list = wrong.lists.iter_mut().find(|(buffer, _)| *buffer == list).unwrap();
-    list.1[4..].reverse();
-    let tried = Subject {
-        plan: Arc::new(wrong),
-        tensors: masked.tensors.clone(),
-    };
-    let outcome = parity::programs(&device, &tried, &right, &mut silent).unwrap();
+    let wrong = with_list(&plan, Kernel::AttnBlock, |list| list[LIST_HEADER as usize..].reverse());
+    let [tried, right] = [&wrong, &plan].map(|plan| crate::subject(plan, masked.tensors.clone()));
+    let outcome = crate::compare_subjects(&tried, &right);
     let mut names: Vec<_> = outcome.failed.iter().map(|failure| failure.name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(

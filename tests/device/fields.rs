@@ -1,29 +1,27 @@
-//! Fields of the header, and tensors whose presence decides, that no recorded model has: small networks against a forward pass
-//! in float64 that was written from the format's text, on the device and on the host.
+//! Header fields and optional tensors that no golden model has: small networks, compared on the device and on the host with a
+//! forward pass in float64 that was written from the text of the format.
 //!
-//! Each network has variants, without a field or with another value, which are far from it: an engine that ignores the field
-//! cannot agree with both.
+//! Each network has variants, without a field or with another value. Their logits are far from those of the network, so an
+//! engine that ignores the field cannot agree with both.
 
+use crate::Place;
 use crate::golden::fields::Fixture;
 use cmf_gpu::Kind;
-use cmf_gpu::container::Container;
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::Kv;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::lm::LowerOptions;
+use cmf_gpu::lm::run::{Cancel, Generation, Session};
 use cmf_gpu::model::bind;
-use cmf_gpu::program::{ExpertOptions, PlanOptions};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Generation, Session};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const TOLERANCE: f32 = 1e-3;
-/// How far variants are from their network.
+/// How far variants are from their network at least.
 const APART: f32 = 0.05;
 
 struct Network {
-    tensors: Arc<Container>,
+    tensors: Arc<CmfContainer>,
     _dir: tempfile::TempDir,
 }
 
@@ -33,45 +31,35 @@ impl Network {
         let path = dir.path().join("network.cmf");
         fixture.write(patch, &path);
         Network {
-            tensors: Arc::new(Container::open(&path).unwrap()),
+            tensors: Arc::new(CmfContainer::open(&path).unwrap()),
             _dir: dir,
         }
     }
 
-    fn options(&self, on_device: bool) -> PlanOptions {
-        PlanOptions {
-            ctx: 32,
+    fn options(&self, place: Place) -> LowerOptions {
+        LowerOptions {
             // Chunks that the tokens do not fill evenly.
-            chunk: if on_device { 8 } else { 16 },
-            kv: Kv::F32,
-            max_binding: crate::device().max_binding(),
+            chunk: if place == Place::Device { 8 } else { 16 },
             all_logits: true,
-            drafts: 0,
-            experts: ExpertOptions::default(),
+            ..crate::options(32)
         }
     }
 
-    fn on_device(&self, options: &PlanOptions) -> Session {
-        let plan = crate::plan_of(&self.tensors, options);
-        let mut executor = GpuExecutor::new(crate::device(), plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap();
-        if !plan.paged.is_empty() {
-            executor.page_from(self.tensors.clone()).unwrap();
-        }
-        Session::new(plan, Box::new(executor))
+    fn on_device(&self, options: &LowerOptions) -> Session {
+        crate::session(
+            Place::Device,
+            &crate::plan_of(&self.tensors, options),
+            self.tensors.clone(),
+        )
     }
 
-    fn session(&self, on_device: bool) -> Session {
-        let options = self.options(on_device);
-        if on_device {
-            return self.on_device(&options);
-        }
-        let plan = crate::plan_of(&self.tensors, &options);
-        let executor = HostExecutor::new(plan.clone(), self.tensors.clone()).unwrap();
-        Session::new(plan, Box::new(executor))
+    fn session(&self, place: Place) -> Session {
+        let plan = crate::plan_of(&self.tensors, &self.options(place));
+        crate::session(place, &plan, self.tensors.clone())
     }
 }
 
-/// The logits of every token, the first `prefill` of them in chunks.
+/// The logits of every token: the first `prefill` tokens in chunks, the rest one by one.
 fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<Vec<f32>> {
     let mut all = Vec::new();
     let mut sink = |_: usize, logits: &[f32], _: &[Vec<f32>]| {
@@ -82,22 +70,22 @@ fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<Vec<f32>
     all
 }
 
-/// How far two rows are apart at most; what is not a number is as far as can be.
+/// The largest difference of two rows; infinite for NaN.
 fn apart(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
     differences.fold(0.0, |most, d| if d.is_nan() { f32::INFINITY } else { most.max(d) })
 }
 
-fn check(name: &str, on_device: bool) {
+fn check(name: &str, place: Place) {
     let fixture = Fixture::open(name);
     let tokens = fixture.tokens();
     let (wanted, of_variants) = fixture.logits.split_at(tokens.len());
     let last = tokens.len() - 1;
     let network = Network::of(&fixture, &json!({}));
     let model = bind(&network.tensors.header().arch, &*network.tensors).unwrap();
-    assert!(model.unused.is_empty(), "{name}: every tensor has a part");
-    let mut session = network.session(on_device);
+    assert!(model.unused.is_empty(), "{name}: every tensor is used");
+    let mut session = network.session(place);
     for prefill in [tokens.len(), tokens.len() / 2, 0] {
         let found = logits(&mut session, &tokens, prefill);
         assert_eq!(found.len(), tokens.len());
@@ -105,7 +93,7 @@ fn check(name: &str, on_device: bool) {
             let apart = apart(found, wanted);
             assert!(
                 apart <= TOLERANCE,
-                "{name}, {prefill} in chunks, token {row}: {apart} apart"
+                "{name}, {prefill} in chunks, token {row}: they differ by {apart}"
             );
         }
     }
@@ -113,13 +101,13 @@ fn check(name: &str, on_device: bool) {
         let about = &variant["about"];
         let far = apart(wanted_last, &wanted[last]);
         assert!(far >= APART, "{name}, {about}: only {far} from the network itself");
-        let mut session = Network::of(&fixture, variant).session(on_device);
+        let mut session = Network::of(&fixture, variant).session(place);
         for prefill in [tokens.len(), tokens.len() / 2] {
             let found = logits(&mut session, &tokens, prefill);
             let apart = apart(&found[last], wanted_last);
             assert!(
                 apart <= TOLERANCE,
-                "{name}, variant of {about}, {prefill} in chunks: {apart} apart"
+                "{name}, variant of {about}, {prefill} in chunks: they differ by {apart}"
             );
         }
     }
@@ -128,36 +116,39 @@ fn check(name: &str, on_device: bool) {
 macro_rules! networks {
     ($($name:ident)*) => {
         mod device {
-            $(#[test] fn $name() { super::check(stringify!($name), true); })*
+            $(#[test] fn $name() { super::check(stringify!($name), crate::Place::Device); })*
         }
         mod host {
-            $(#[test] fn $name() { super::check(stringify!($name), false); })*
+            $(#[test] fn $name() { super::check(stringify!($name), crate::Place::Host); })*
         }
     };
 }
 networks!(attention mixture passes);
 
 #[test]
-fn experts_that_come_and_go_compute_the_same() {
-    // The sum of a mixture's experts is normalised in the second, whose layers are visited twice.
+fn paged_experts_compute_the_same() {
+    // The second network normalises the sum of its experts, and applies its layers twice.
     for (name, slots, paged) in [("mixture", 3, 3), ("passes", 2, 2)] {
         let fixture = Fixture::open(name);
         let tokens = fixture.tokens();
         let wanted = &fixture.logits[tokens.len() - 1];
         let network = Network::of(&fixture, &json!({}));
-        let mut options = network.options(true);
+        let mut options = network.options(Place::Device);
         options.experts.slots = Some(slots);
         let mut session = network.on_device(&options);
-        assert_eq!(session.plan().paged.len(), paged, "{name}");
+        assert_eq!(session.plan().graph.paged.len(), paged, "{name}");
         for prefill in [tokens.len(), tokens.len() / 2] {
             let found = logits(&mut session, &tokens, prefill);
             let apart = apart(&found[tokens.len() - 1], wanted);
-            assert!(apart <= TOLERANCE, "{name}, {prefill} in chunks: {apart} apart");
+            assert!(
+                apart <= TOLERANCE,
+                "{name}, {prefill} in chunks: they differ by {apart}"
+            );
         }
     }
 }
 
-/// Drafts are judged several columns at a time; the answer is that of one at a time.
+/// Drafts are verified side by side; the answer is that of single tokens.
 #[test]
 fn answers_with_drafts_are_the_same() {
     for name in ["attention", "passes"] {
@@ -165,16 +156,16 @@ fn answers_with_drafts_are_the_same() {
         let network = Network::of(&fixture, &json!({}));
         let prompt = fixture.tokens().repeat(2);
         let answer = |drafts| {
-            let options = PlanOptions {
+            let options = LowerOptions {
                 ctx: 96,
                 all_logits: false,
                 drafts,
-                ..network.options(true)
+                ..network.options(Place::Device)
             };
             let mut session = network.on_device(&options);
             assert!(session.prefill(&prompt, &Cancel::new()).unwrap().1.is_continue());
             let generation = Generation {
-                // An answer that repeats itself, so that drafts stand.
+                // The answer repeats itself, so that drafts are accepted.
                 sampling: Sampling {
                     frequency_penalty: -1.0,
                     ..Sampling::greedy()
@@ -195,14 +186,17 @@ fn answers_with_drafts_are_the_same() {
         for drafts in [1, 3] {
             let (found, accepted) = answer(drafts);
             assert_eq!(found, plain, "{name} with {drafts} drafts");
-            assert!(accepted > 10, "{name} with {drafts} drafts: only {accepted} stood");
+            assert!(
+                accepted > 10,
+                "{name} with {drafts} drafts: only {accepted} were accepted"
+            );
         }
     }
 }
 
-/// What a header may say and these tensors contradict, or no kernel does: an error by kind and text when the network is bound.
+/// Header fields that contradict the tensors, or that no kernel supports, are errors of the right kind and text.
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn impossible_headers_are_refused_by_name() {
     let cases = [
         (
             "attention",
@@ -232,7 +226,7 @@ fn what_cannot_be_is_refused_by_name() {
             "attention",
             json!({"arch": {"sliding_window": null}}),
             Kind::Parse,
-            "layer 1 slides, but arch.sliding_window is absent",
+            "layer 1 has a sliding window, but arch.sliding_window is absent",
         ),
         (
             "mixture",
@@ -250,7 +244,7 @@ fn what_cannot_be_is_refused_by_name() {
             "mixture",
             json!({"tensors": {"model.layers.1.mlp.gate.weight": [[4, 32], 0, -10]}}),
             Kind::Parse,
-            "belongs to an expert that the router does not know",
+            "belongs to an expert without a row in 'model.layers.1.mlp.gate.weight', which has 4 rows",
         ),
         (
             "mixture",

@@ -1,19 +1,17 @@
 //! Whole models against Hugging Face transformers: logits, layer outputs and greedy paths, on the device and on the host.
 //!
-//! The tolerance is absolute: a wrong constant or wire moves logits by 0.04 at least, summing in another order by 1e-4 at
-//! most.
+//! The tolerance is absolute: a wrong constant or connection changes logits by at least 0.04, another order of summation by at
+//! most 1e-4.
 
-use cmf_gpu::container::Container;
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::Kv;
-use cmf_gpu::program::{Executor, ExpertOptions, Plan, PlanOptions};
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::lm::run::{Cancel, Finish, Generation, Session};
+use cmf_gpu::lm::{LowerOptions, Plan, ProgramKind};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Finish, Generation, Session};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::Place;
 use crate::golden::{Recorded, Row};
 
 const TOLERANCE: f32 = 1e-3;
@@ -23,7 +21,7 @@ const STEPS: usize = 32;
 /// A golden model, converted to f16, which holds its weights exactly.
 pub struct Golden {
     name: &'static str,
-    pub tensors: Arc<Container>,
+    pub tensors: Arc<CmfContainer>,
     _dir: tempfile::TempDir,
 }
 
@@ -33,7 +31,7 @@ impl Golden {
     }
 
     /// A file that computes what was recorded for `name`.
-    pub fn of(name: &'static str, (tensors, guard): (Arc<Container>, tempfile::TempDir)) -> Golden {
+    pub fn of(name: &'static str, (tensors, guard): (Arc<CmfContainer>, tempfile::TempDir)) -> Golden {
         Golden {
             name,
             tensors,
@@ -41,30 +39,23 @@ impl Golden {
         }
     }
 
-    pub fn plan(&self, chunk: u32, max_binding: u64) -> Arc<Plan> {
-        let options = PlanOptions {
-            ctx: 96,
+    pub fn plan(&self, chunk: u32, max_binding: u64) -> Plan {
+        let options = LowerOptions {
             chunk,
-            kv: Kv::F32,
             max_binding,
             all_logits: true,
-            drafts: 0,
-            experts: ExpertOptions::default(),
+            ..crate::options(96)
         };
         crate::plan_of(&self.tensors, &options)
     }
 
     pub fn device(&self, chunk: u32) -> Session {
-        let device = crate::device();
-        let plan = self.plan(chunk, device.max_binding());
-        let executor = GpuExecutor::new(device, plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap();
-        Session::new(plan, Box::new(executor))
+        let plan = self.plan(chunk, crate::device().max_binding());
+        crate::session(Place::Device, &plan, self.tensors.clone())
     }
 
     pub fn host(&self, chunk: u32) -> Session {
-        let plan = self.plan(chunk, 1 << 30);
-        let executor: Box<dyn Executor> = Box::new(HostExecutor::new(plan.clone(), self.tensors.clone()).unwrap());
-        Session::new(plan, executor)
+        crate::session(Place::Host, &self.plan(chunk, 1 << 30), self.tensors.clone())
     }
 
     /// Compares a session with everything that is recorded.
@@ -84,10 +75,10 @@ impl Golden {
             let (logits, hidden) = teacher_forced(session, &tokens, tokens.len());
             close(&format!("logits of prompt {p}"), &logits, &wanted);
             if p == 2 {
-                let layers = session.plan().programs[0].layer_ends.len();
+                let layers = session.plan().program(ProgramKind::Decode).taps.len();
                 assert_eq!(hidden[0].len(), layers);
                 for layer in 0..layers {
-                    let found: Vec<_> = hidden.iter().map(|column| column[layer].clone()).collect();
+                    let found: Vec<_> = hidden.iter().map(|token| token[layer].clone()).collect();
                     close(
                         &format!("layer {layer}"),
                         &found,
@@ -139,9 +130,9 @@ impl Golden {
 fn teacher_forced(session: &mut Session, tokens: &[u32], prefill: usize) -> (Vec<Vec<f32>>, Vec<Vec<Vec<f32>>>) {
     let (mut logits, mut hidden) = (Vec::new(), Vec::new());
     session
-        .logits(tokens, prefill, true, &mut |at, column, layers| {
+        .logits(tokens, prefill, true, &mut |at, row, layers| {
             assert_eq!(at, logits.len());
-            logits.push(column.to_vec());
+            logits.push(row.to_vec());
             hidden.push(layers.to_vec());
             Ok(())
         })

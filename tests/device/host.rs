@@ -1,99 +1,121 @@
-//! The host executor says no where the device's kernels would read or write past a buffer.
+//! The host executor refuses runs in which the device's kernels would read or write past the end of a buffer.
 
 use cmf_gpu::Kind;
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::graph::{BatchShape, Executor};
 use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::Kv;
-use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which};
-use std::sync::Arc;
+use cmf_gpu::lm::{LowerOptions, Plan, ProgramKind, sequence_words};
+use cmf_gpu::op::{BATCH_HEADER, Kv, Token, batch_len};
+use cmf_gpu::sampling::Sampling;
 
-fn executor() -> (Arc<Plan>, HostExecutor) {
+fn executor() -> (Plan, HostExecutor) {
     let (tensors, _guard) = crate::golden("llama_bias", Dtype::Q8Row);
-    let options = PlanOptions {
-        ctx: 16,
+    let options = LowerOptions {
         chunk: 8,
         kv: Kv::F16,
         max_binding: 1 << 30,
-        all_logits: false,
-        drafts: 0,
-        experts: ExpertOptions::default(),
+        ..crate::options(16)
     };
     let plan = crate::plan_of(&tensors, &options);
-    (plan.clone(), HostExecutor::new(plan, tensors).unwrap())
+    let host = HostExecutor::new(plan.graph.clone(), plan.selection.clone(), tensors).unwrap();
+    (plan, host)
 }
 
-fn run(plan: &Plan, host: &mut HostExecutor, which: Which, ctl: Ctl) -> cmf_gpu::Result<Ctl> {
-    host.write(plan.fixed.ctl, bytemuck::cast_slice(&[ctl]))?;
-    let extent = Extent {
-        columns: ctl.columns,
-        end: ctl.pos + ctl.columns,
-    };
-    let ticket = host.submit(which, extent)?;
-    host.wait(ticket)
+/// The tokens of the batch.
+fn batch(plan: &Plan, host: &mut HostExecutor) -> Vec<Token> {
+    let count = host.read(plan.buffers.batch, 0, 1).unwrap()[0] as usize;
+    let records = host.read(plan.buffers.batch, BATCH_HEADER, batch_len(count) - BATCH_HEADER);
+    bytemuck::cast_slice(&records.unwrap()).to_vec()
 }
 
 #[test]
 fn runs_past_the_context_are_refused_by_the_name_of_the_step() {
     let (plan, mut host) = executor();
-    let at = |pos, columns| Ctl {
-        tokens: [1; 9],
-        pos,
-        columns,
-        ..Ctl::default()
+    let mut run = |kind: ProgramKind, position: u32, tokens: usize| {
+        let shape = crate::begin(&mut host, &plan, &vec![1; tokens], position);
+        let state = crate::run(&mut host, &plan, kind, shape)?;
+        Ok((state, batch(&plan, &mut host)))
     };
-    let after = run(&plan, &mut host, Which::Decode, at(15, 1)).unwrap();
-    assert_eq!((after.pos, after.step, after.stop), (16, 1, 0));
-    let err = run(&plan, &mut host, Which::Decode, at(16, 1)).unwrap_err();
-    assert_eq!(err.kind, Kind::Usage);
+    let (state, next) = run(ProgramKind::Decode, 15, 1).unwrap();
+    assert_eq!((state.step, state.stop), (1, 0));
+    // The sampled token, at the next position.
+    let next_token = Token {
+        id: state.sampled()[0],
+        position: 16,
+        ..Token::default()
+    };
+    assert_eq!(next, [next_token]);
+    let err: cmf_gpu::Error = run(ProgramKind::Decode, 16, 1).unwrap_err();
+    assert_eq!(err.kind, Kind::Internal);
     assert!(err.message.contains("layer.00.attn.rope: position 16 of 16"), "{err}");
-    let err = run(&plan, &mut host, Which::Prefill, at(12, 8)).unwrap_err();
+    let err = run(ProgramKind::Prefill, 12, 8).unwrap_err();
     assert!(err.message.contains("layer.00.attn.rope: position 16 of 16"), "{err}");
-    let err = run(&plan, &mut host, Which::Prefill, at(0, 9)).unwrap_err();
-    assert_eq!(err.kind, Kind::Usage);
-    // A run of no columns samples nothing.
-    let after = run(&plan, &mut host, Which::Head, at(3, 0)).unwrap();
-    assert_eq!((after.pos, after.step, after.sampled()), (3, 0, &[][..]));
+    // A run without tokens samples nothing.
+    let (state, next) = run(ProgramKind::Head, 3, 0).unwrap();
+    assert_eq!((state.step, state.sampled(), next.len()), (0, &[][..], 0));
+}
+
+#[test]
+fn more_tokens_than_a_chunk_has_are_refused() {
+    let (plan, mut host) = executor();
+    // The batch fits into its buffer, which is padded, but the activations do not.
+    let shape = crate::begin(&mut host, &plan, &[1; 9], 0);
+    let err = crate::run(&mut host, &plan, ProgramKind::Prefill, shape).unwrap_err();
+    assert_eq!(err.kind, Kind::Internal, "{err}");
+    let words = sequence_words(&[1; 20], 0);
+    let err = host.write(plan.buffers.batch, &words).unwrap_err();
+    assert_eq!(err.kind, Kind::Internal, "{err}");
+    // A count without its records.
+    host.write(plan.buffers.batch, &words[..BATCH_HEADER]).unwrap();
+    let shape = BatchShape { tokens: 20, end: 20 };
+    let err = crate::run(&mut host, &plan, ProgramKind::Prefill, shape).unwrap_err();
+    assert_eq!(err.kind, Kind::Internal, "{err}");
 }
 
 #[test]
 fn reads_and_writes_past_a_buffer_are_refused() {
     let (plan, mut host) = executor();
-    let words = plan.buffers[plan.fixed.tokens].bytes as usize / 4;
-    host.write(plan.fixed.tokens, &vec![7; words]).unwrap();
-    assert_eq!(host.read(plan.fixed.tokens, words - 1, 1).unwrap(), [7]);
-    assert_eq!(
-        host.write(plan.fixed.tokens, &vec![7; words + 1]).unwrap_err().kind,
-        Kind::Usage
-    );
-    assert_eq!(host.read(plan.fixed.tokens, 1, words).unwrap_err().kind, Kind::Usage);
-    assert_eq!(
-        host.read(plan.fixed.tokens, usize::MAX, 2).unwrap_err().kind,
-        Kind::Usage
-    );
-    assert_eq!(host.read(plan.buffers.len(), 0, 1).unwrap_err().kind, Kind::Usage);
+    let batch = plan.buffers.batch;
+    let words = plan.graph.buffers[batch].bytes as usize / 4;
+    host.write(batch, &vec![7; words]).unwrap();
+    assert_eq!(host.read(batch, words - 1, 1).unwrap(), [7]);
+    let no_buffer = plan.graph.buffers.len();
+    for refused in [
+        host.write(batch, &vec![7; words + 1]).unwrap_err(),
+        host.read(batch, 1, words).unwrap_err(),
+        host.read(batch, usize::MAX, 2).unwrap_err(),
+        host.read(no_buffer, 0, 1).unwrap_err(),
+    ] {
+        assert_eq!(refused.kind, Kind::Internal, "{refused}");
+    }
 }
 
 #[test]
 fn a_stop_ends_the_answer_and_later_runs_change_nothing() {
     let (plan, mut host) = executor();
-    let ctl = Ctl {
-        tokens: [1; 9],
-        columns: 1,
-        ..Ctl::default()
+    let greedy = Sampling::greedy();
+    let mut run = |stops: Option<&[u32]>| {
+        if let Some(stops) = stops {
+            let settings = greedy.words(stops).unwrap();
+            host.write(plan.buffers.settings, &settings).unwrap();
+            crate::begin(&mut host, &plan, &[1], 0);
+        }
+        let shape = BatchShape { tokens: 1, end: 1 };
+        let state = crate::run(&mut host, &plan, ProgramKind::Decode, shape).unwrap();
+        (state, batch(&plan, &mut host))
     };
-    let greedy = cmf_gpu::sampling::Sampling::greedy();
-    host.write(plan.fixed.settings, &greedy.words(&[]).unwrap()).unwrap();
-    let token = run(&plan, &mut host, Which::Decode, ctl).unwrap().sampled()[0];
-    host.write(plan.fixed.settings, &greedy.words(&[token]).unwrap())
-        .unwrap();
-    let stopped = run(&plan, &mut host, Which::Decode, ctl).unwrap();
-    assert_eq!((stopped.stop, stopped.sampled(), stopped.pos), (1, &[token][..], 1));
-    assert_eq!(run(&plan, &mut host, Which::Decode, stopped).unwrap(), stopped);
+    let token = run(Some(&[])).0.sampled()[0];
+    let stopped = run(Some(&[token]));
+    let (state, next) = &stopped;
+    assert_eq!((state.stop, state.sampled()), (1, &[token][..]));
+    assert_eq!((next.len(), next[0].position), (1, 1));
+    assert_eq!(run(None), stopped);
     // Tickets are waited for in order.
-    let extent = Extent { columns: 1, end: 1 };
-    let (_first, second) = (
-        host.submit(Which::Decode, extent).unwrap(),
-        host.submit(Which::Decode, extent).unwrap(),
-    );
-    assert_eq!(host.wait(second).unwrap_err().kind, Kind::Usage);
+    let steps = 0..plan.program(ProgramKind::Decode).steps.len();
+    let mut submit = || {
+        let shape = BatchShape { tokens: 1, end: 2 };
+        host.submit(ProgramKind::Decode as usize, steps.clone(), shape).unwrap()
+    };
+    let (_first, second) = (submit(), submit());
+    assert_eq!(host.wait(second).unwrap_err().kind, Kind::Internal);
 }

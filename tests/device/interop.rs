@@ -1,18 +1,16 @@
-//! Models of another writer continue their recorded prompts with the recorded tokens, on the device and on the host.
+//! Models of another writer continue recorded prompts with the recorded tokens, on the device and on the host.
 
-use cmf_gpu::container::Container;
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::Kv;
-use cmf_gpu::program::{Executor, ExpertOptions, PlanOptions};
+use crate::PLACES;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::lm::LowerOptions;
+use cmf_gpu::lm::run::{Cancel, Generation, Session};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Generation, Session};
 use serde_json::Value;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A recorded token may be missed where its logit is less than this above the next one's.
+/// Another token may be chosen where the recorded token's logit is less than this above the next one.
 const NEAR_TIE: f64 = 2e-3;
 
 pub fn tokens(value: &Value) -> Vec<u32> {
@@ -20,7 +18,7 @@ pub fn tokens(value: &Value) -> Vec<u32> {
     ids.map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// Greedy tokens after a prompt, none of which ends the answer.
+/// Greedy tokens after a prompt, without stop tokens.
 pub fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
     assert!(session.prefill(prompt, &Cancel::new()).unwrap().1.is_continue());
     let mut found = Vec::new();
@@ -37,7 +35,7 @@ pub fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
     found
 }
 
-/// Continues a recorded prompt and holds the tokens against those recorded.
+/// Continues a recorded prompt and compares the tokens with the recorded ones.
 pub fn compare(session: &mut Session, run: &Value, what: &str) {
     let (prompt, wanted) = (tokens(&run["prompt"]), tokens(&run["tokens"]));
     let found = greedy(session, &prompt, wanted.len());
@@ -45,38 +43,29 @@ pub fn compare(session: &mut Session, run: &Value, what: &str) {
         let gap = run["gaps"][at].as_f64().unwrap();
         assert!(
             gap < NEAR_TIE,
-            "{what}, prompt of {}: token {at} is {found:?}, wanted {wanted:?}, {gap} apart",
+            "{what}, prompt of {}: token {at} is {found:?}, expected {wanted:?}, the logits differ by {gap}",
             prompt.len()
         );
     }
 }
 
-/// Runs a file of the manifest; how many runs were compared.
+/// Runs a file of the manifest. Returns the number of runs.
 fn check(dir: &Path, entry: &Value) -> usize {
     let name = entry["name"].as_str().unwrap();
-    let tensors = Arc::new(Container::open(&dir.join(entry["file"].as_str().unwrap())).unwrap());
-    let device = crate::device();
+    let tensors = Arc::new(CmfContainer::open(&dir.join(entry["file"].as_str().unwrap())).unwrap());
     let mut compared = 0;
-    // With drafts where there is a head to make them: the same tokens.
-    let head = tensors.header().arch.mtp.is_some();
-    let runs = [(false, 0), (true, 0), (false, 3), (true, 3)];
-    for (on_host, drafts) in runs.into_iter().filter(|&(_, drafts)| head || drafts == 0) {
-        let options = PlanOptions {
-            ctx: 96,
-            chunk: 16,
-            // As exact as the recorded runs.
-            kv: Kv::F32,
-            max_binding: device.max_binding(),
-            all_logits: false,
+    // With drafts from a head, if there is one, the tokens are the same.
+    let has_head = tensors.header().arch.mtp.is_some();
+    let runs = [0, 3]
+        .into_iter()
+        .flat_map(|drafts| PLACES.map(|place| (place, drafts)));
+    for (place, drafts) in runs.filter(|&(_, drafts)| has_head || drafts == 0) {
+        let options = LowerOptions {
             drafts,
-            experts: ExpertOptions::default(),
+            ..crate::options(96)
         };
         let plan = crate::plan_of(&tensors, &options);
-        let executor: Box<dyn Executor> = match on_host {
-            true => Box::new(HostExecutor::new(plan.clone(), tensors.clone()).unwrap()),
-            false => Box::new(GpuExecutor::new(device.clone(), plan.clone(), &*tensors, &mut |_, _| Ok(())).unwrap()),
-        };
-        let mut session = Session::new(plan, executor);
+        let mut session = crate::session(place, &plan, tensors.clone());
         let masks = tensors.masks().cloned().unwrap_or_default();
         for run in entry["runs"]
             .as_array()
@@ -95,7 +84,7 @@ fn check(dir: &Path, entry: &Value) -> usize {
             compare(
                 &mut session,
                 run,
-                &format!("{name}, {kind}, host {on_host}, {drafts} drafts"),
+                &format!("{name}, {kind}, {place:?}, {drafts} drafts"),
             );
             compared += 1;
         }
@@ -104,7 +93,7 @@ fn check(dir: &Path, entry: &Value) -> usize {
 }
 
 #[test]
-fn models_of_another_writer_say_what_it_recorded() {
+fn files_of_another_program_give_the_recorded_tokens() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/interop");
     let manifest: Value = serde_json::from_slice(&std::fs::read(dir.join("manifest.json")).unwrap()).unwrap();
     let mut compared = 0;
@@ -113,6 +102,6 @@ fn models_of_another_writer_say_what_it_recorded() {
             compared += check(&dir, entry);
         }
     }
-    // Six files, three prompts each, on two executors; one of them with drafts too, one with two masks and a default one.
+    // Six files, three prompts each, on two executors; one file also with drafts, one with two masks and a default mask.
     assert_eq!(compared, 42 + 2 * 3 * 3);
 }

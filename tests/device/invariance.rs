@@ -1,40 +1,45 @@
-//! A column's result does not depend on how many columns run with it, nor on the kernel that computes it: to the bit, on the
+//! A token's results do not depend on how many tokens run with it, nor on the kernel that computes them: bit by bit, on the
 //! device.
 
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::op::BufferId;
 use cmf_gpu::parity::{self, Rig, Round};
-use cmf_gpu::program::{BufferId, Ctl, Extent};
-use std::collections::BTreeMap;
+use std::ops::Range;
 
 fn rig(name: &str) -> Rig {
     crate::case(name).rig(crate::device().max_binding()).unwrap()
 }
 
-fn buffer(rig: &Rig, label: &str) -> BufferId {
-    let found = rig.plan.buffers.iter().position(|buffer| buffer.label == label);
-    found.unwrap_or_else(|| panic!("no buffer {label}"))
+/// Words of a token's row of a buffer.
+fn row_words(rig: &Rig, label: &str) -> usize {
+    let buffer = rig.buffer(label).unwrap();
+    let rows = rig.rows.iter().find(|rows| rows.buffer == buffer).unwrap();
+    assert_eq!(rows.first, 0, "{label}");
+    rows.words
 }
 
-/// A run of `columns` from `pos` over these buffers.
-fn round(rig: &Rig, pos: u32, columns: u32, inputs: &[(&str, Vec<u32>)]) -> Round {
-    let ctl = Ctl {
-        pos,
-        columns,
-        ..Ctl::default()
+/// The round with 64 tokens.
+fn long(rig: &Rig) -> &Round {
+    rig.rounds.iter().find(|round| round.tokens.len() == 64).unwrap()
+}
+
+/// A round of some tokens of another round.
+fn part(rig: &Rig, round: &Round, tokens: Range<usize>) -> Round {
+    let input = |(buffer, words): &(BufferId, Vec<u32>)| {
+        let rows = rig.rows.iter().find(|rows| rows.buffer == *buffer);
+        let words = match rows {
+            Some(rows) => &words[tokens.start * rows.words..tokens.end * rows.words],
+            None => &words[..],
+        };
+        (*buffer, words.to_vec())
     };
-    let named = inputs.iter().map(|(label, words)| (buffer(rig, label), words.clone()));
-    let ctl = (rig.plan.fixed.ctl, bytemuck::cast_slice(&[ctl]).to_vec());
-    Round {
-        name: String::new(),
-        inputs: named.chain([ctl]).collect(),
-        extent: Extent {
-            columns,
-            end: pos + columns,
-        },
-    }
+    Round::new(
+        round.tokens[tokens.clone()].to_vec(),
+        round.inputs.iter().map(input).collect(),
+    )
 }
 
-/// What one round leaves in the only buffer that the rig writes.
+/// The words that one round leaves in the only buffer that the rig writes.
 fn output(rig: &Rig, round: Round) -> Vec<u32> {
     let rig = Rig {
         rounds: vec![round],
@@ -46,7 +51,7 @@ fn output(rig: &Rig, round: Round) -> Vec<u32> {
 }
 
 #[test]
-fn columns_do_not_see_each_other() {
+fn tokens_do_not_depend_on_each_other() {
     for kind in ["matmul", "matmul_add", "matmul_glu"] {
         for dtype in Dtype::all().map(Dtype::name) {
             let name = match kind {
@@ -54,26 +59,18 @@ fn columns_do_not_see_each_other() {
                 _ => format!("{kind}.{dtype} 5x96 bias"),
             };
             let rig = rig(&name);
-            let most = rig.rounds.iter().max_by_key(|round| round.extent.columns).unwrap();
-            let inputs: BTreeMap<_, _> = most.inputs.iter().cloned().collect();
-            let (x, y) = (buffer(&rig, "x"), buffer(&rig, "y"));
-            let y_stride = 32;
-            let run = |first: usize, columns: usize| {
-                let part = |buffer: BufferId, stride: usize| -> Vec<u32> {
-                    let words = inputs.get(&buffer).map_or(&[][..], Vec::as_slice);
-                    match words.is_empty() {
-                        true => Vec::new(),
-                        false => words[first * stride..(first + columns) * stride].to_vec(),
-                    }
-                };
-                let inputs = [("x", part(x, 96)), ("y", part(y, y_stride))];
-                let words = output(&rig, round(&rig, 0, columns as u32, &inputs));
-                words[..columns * y_stride].to_vec()
+            let stride = row_words(&rig, if kind == "matmul_add" { "h" } else { "y" });
+            let run = |tokens: Range<usize>| {
+                let words = output(&rig, part(&rig, long(&rig), tokens.clone()));
+                words[..tokens.len() * stride].to_vec()
             };
-            let all = run(0, 64);
-            for (first, columns) in [(0, 1), (63, 1), (5, 3), (8, 9), (31, 33)] {
-                let wanted = &all[first * y_stride..(first + columns) * y_stride];
-                assert!(run(first, columns) == wanted, "{name}: {columns} columns from {first}");
+            let all = run(0..64);
+            for (first, count) in [(0, 1), (63, 1), (5, 3), (8, 9), (31, 33)] {
+                let wanted = &all[first * stride..(first + count) * stride];
+                assert!(
+                    run(first..first + count) == wanted,
+                    "{name}: {count} tokens from {first}"
+                );
             }
         }
     }
@@ -92,27 +89,23 @@ fn attention_in_blocks_and_in_chunks_gives_the_same_bits() {
             let chunk = rig(&format!("attn_chunk.{kv} {what}"));
             let block = rig(&format!("attn_block.{kv} {what}"));
             let merge = rig(&format!("attn_merge {what}"));
-            let long = chunk.rounds.iter().find(|round| round.extent.columns == 64).unwrap();
-            let (pos, columns) = (long.extent.end - 64, 64);
-            let input = |label: &str| {
-                let id = buffer(&chunk, label);
-                let found = long.inputs.iter().find(|(buffer, _)| *buffer == id);
-                found.unwrap().1.clone()
-            };
-            let (qkv, k, v) = (input("qkv"), input("k_cache"), input("v_cache"));
+            let long = long(&chunk);
             let y = output(&chunk, long.clone());
-            let stride = qkv.len() / columns;
-            let words: Vec<u32> = what.split(['/', ' ']).filter_map(|word| word.parse().ok()).collect();
-            let y_len = (words[0] * words[2]) as usize;
-            for c in [0, 1, 2, 3, 7, 31, 63] {
-                let q = qkv[c * stride..][..stride].to_vec();
-                let at = pos + c as u32;
-                let inputs = [("qkv", q), ("k_cache", k.clone()), ("v_cache", v.clone())];
-                let part = output(&block, round(&block, at, 1, &inputs));
-                let found = output(&merge, round(&merge, at, 1, &[("part", part)]));
-                // A column of y has one vector to spare.
-                let wanted = &y[c * (y_len + 4)..][..y_len];
-                assert!(&found[..y_len] == wanted, "{kv} {what}: column {c}");
+            let (stride, partial_words) = (row_words(&chunk, "y"), row_words(&block, "partial"));
+            for t in [0, 1, 2, 3, 7, 31, 63] {
+                let one = part(&chunk, long, t..t + 1);
+                // The same inputs, by their labels.
+                let inputs_of = |rig: &Rig| -> Vec<(BufferId, Vec<u32>)> {
+                    let label = |buffer: BufferId| &chunk.graph.buffers[buffer].label;
+                    let input =
+                        |(buffer, words): &(BufferId, Vec<u32>)| (rig.buffer(label(*buffer)).unwrap(), words.clone());
+                    one.inputs.iter().map(input).collect()
+                };
+                let mut partial = output(&block, Round::new(one.tokens.clone(), inputs_of(&block)));
+                partial.truncate(partial_words);
+                let partial = (merge.buffer("partial").unwrap(), partial);
+                let found = output(&merge, Round::new(one.tokens.clone(), vec![partial]));
+                assert!(found[..stride] == y[t * stride..][..stride], "{kv} {what}: token {t}");
             }
         }
     }

@@ -1,21 +1,20 @@
-//! Task masks and looped networks: against networks whose masked parts were cut out, whose layers were written down twice, and
-//! without what a mask leaves alone.
+//! Task masks and looped networks, compared with networks without the masked parts, and with networks that contain each layer
+//! twice.
 
 use crate::goldens::Golden;
-use cmf_gpu::container::{Arch, Mask, MaskShape, Masks, MemoryTensors, Tensors};
+use crate::{PLACES, Place};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::{Kernel, Kv, Op};
+use cmf_gpu::graph::Measured;
+use cmf_gpu::lm::run::{Cancel, Generation, Session};
+use cmf_gpu::lm::{LowerOptions, Plan, ProgramKind, lower};
 use cmf_gpu::model::{Model, bind};
-use cmf_gpu::parity::{self, Subject};
-use cmf_gpu::program::{Bind, Executor, ExpertOptions, Plan, PlanOptions, Which, plan};
+use cmf_gpu::op::{Kernel, Kv};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Generation, Session};
+use cmf_gpu::source::{Arch, Mask, MaskShape, Masks, MemoryTensors, Tensors};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// A tensor on its way into another network.
+/// A tensor of a network in memory.
 pub(super) type Tensor = (String, Dtype, Vec<u64>, Vec<u8>);
 
 /// A network in memory, with masks.
@@ -23,12 +22,6 @@ pub(super) struct Network {
     pub(super) arch: Arch,
     pub(super) tensors: Arc<MemoryTensors>,
     pub(super) masks: Masks,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Where {
-    Device,
-    Host,
 }
 
 impl Network {
@@ -45,12 +38,12 @@ impl Network {
         }
     }
 
-    /// A golden model, whose f16 tensors are changed one by one.
+    /// A golden model with changed f16 tensors.
     pub(super) fn of(golden: &Golden, change: &dyn Fn(Tensor) -> Vec<Tensor>) -> Network {
         Network::same(golden).changed(change)
     }
 
-    /// The network whose f16 tensors are changed one by one.
+    /// This network with changed f16 tensors.
     pub(super) fn changed(&self, change: &dyn Fn(Tensor) -> Vec<Tensor>) -> Network {
         let infos = self.tensors.infos().iter().enumerate();
         let all = infos.flat_map(|(id, info)| {
@@ -64,7 +57,7 @@ impl Network {
         }
     }
 
-    /// With this mask, which is named `task`.
+    /// This network with a mask named `task`.
     pub(super) fn with(mut self, edit: impl FnOnce(&mut Mask), by_pass: bool) -> Network {
         let mut mask = Mask::open(0, "task", MaskShape::of(&self.arch, by_pass));
         edit(&mut mask);
@@ -78,30 +71,24 @@ impl Network {
         model
     }
 
-    /// The plan with the only mask in force, if there is one.
-    pub(super) fn plan(&self, max_binding: u64) -> Arc<Plan> {
-        let options = PlanOptions {
-            ctx: 96,
-            chunk: 16,
-            kv: Kv::F32,
-            max_binding,
-            all_logits: true,
-            drafts: 0,
-            experts: ExpertOptions::default(),
-        };
-        let plan = plan(&self.model(), &*self.tensors, &options).unwrap();
-        Arc::new(plan.with_mask(self.masks.masks.first()).unwrap())
+    /// The plan without a mask.
+    pub(super) fn whole(&self, options: &LowerOptions) -> Plan {
+        lower(&self.model(), &*self.tensors, options, &Measured::default()).unwrap()
     }
 
-    pub(super) fn session(&self, place: Where) -> Session {
-        let device = crate::device();
-        let plan = self.plan(device.max_binding());
-        let tensors = self.tensors.clone();
-        let executor: Box<dyn Executor> = match place {
-            Where::Host => Box::new(HostExecutor::new(plan.clone(), tensors).unwrap()),
-            Where::Device => Box::new(GpuExecutor::new(device, plan.clone(), &*tensors, &mut |_, _| Ok(())).unwrap()),
+    /// The plan under the first mask, if there is one.
+    pub(super) fn plan(&self, max_binding: u64) -> Plan {
+        let options = LowerOptions {
+            max_binding,
+            all_logits: true,
+            ..crate::options(96)
         };
-        Session::new(plan, executor)
+        self.whole(&options).with_mask(self.masks.masks.first()).unwrap()
+    }
+
+    pub(super) fn session(&self, place: Place) -> Session {
+        let plan = self.plan(crate::device().max_binding());
+        crate::session(place, &plan, self.tensors.clone())
     }
 }
 
@@ -116,7 +103,7 @@ pub(super) fn prompt(name: &str) -> Vec<u32> {
     ids.iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// Logits of every position, the first `prefill` in chunks.
+/// Logits of every position: the first `prefill` tokens in chunks, the rest one by one.
 pub(super) fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<Vec<f32>> {
     let mut all = Vec::new();
     let mut sink = |_: usize, logits: &[f32], _: &[Vec<f32>]| {
@@ -144,7 +131,7 @@ pub(super) fn greedy(session: &mut Session, tokens: &[u32]) -> Vec<u32> {
     found
 }
 
-/// How far logits are from each other: relative L2, the largest of all positions.
+/// The largest relative L2 error of the logits of a position.
 pub(super) fn apart(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
     assert_eq!(a.len(), b.len());
     let one = |(a, b): (&Vec<f32>, &Vec<f32>)| {
@@ -157,27 +144,30 @@ pub(super) fn apart(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
     a.iter().zip(b).map(one).fold(0.0, f64::max)
 }
 
-/// Both networks say the same: tokens exactly, logits within `tolerance`; 0 means to the bit.
+/// Both networks compute the same: tokens exactly, logits within `tolerance`; 0 means bit by bit.
 pub(super) fn agree(name: &str, a: &Network, b: &Network, tolerance: f64) {
     let tokens = prompt(name);
-    for place in [Where::Device, Where::Host] {
+    for place in PLACES {
         let (mut a, mut b) = (a.session(place), b.session(place));
         for prefill in [0, 23, tokens.len()] {
             let [a, b] = [&mut a, &mut b].map(|session| logits(session, &tokens, prefill));
             let apart = apart(&a, &b);
-            // Sums of the host are in f64, and in another order there.
-            let tolerance = if place == Where::Host {
+            // The host sums in f64, and in another order.
+            let tolerance = if place == Place::Host {
                 tolerance.max(1e-6)
             } else {
                 tolerance
             };
-            assert!(apart <= tolerance, "{name} {place:?} {prefill}: {apart:e} apart");
+            assert!(
+                apart <= tolerance,
+                "{name} {place:?} {prefill}: they differ by {apart:e}"
+            );
         }
         assert_eq!(greedy(&mut a, &tokens), greedy(&mut b, &tokens), "{name} {place:?}");
     }
 }
 
-/// These rows and columns of an f16 matrix; of a vector these elements.
+/// Some rows and columns of an f16 matrix, or some elements of a vector.
 pub(super) fn gathered((name, dtype, shape, bytes): Tensor, rows: &[usize], cols: &[usize]) -> Tensor {
     assert_eq!(dtype, Dtype::F16);
     let stride = *shape.last().unwrap() as usize;
@@ -192,7 +182,7 @@ pub(super) fn gathered((name, dtype, shape, bytes): Tensor, rows: &[usize], cols
     (name, dtype, shape, payload)
 }
 
-/// A golden model with these neurons and heads only, and without the layers that have none.
+/// A golden model with only these neurons and heads, and without layers that keep nothing.
 pub(super) fn cut(golden: &Golden, head_dim: usize, kept: &[Option<(Vec<usize>, Vec<usize>)>]) -> Network {
     let number = |layer: usize| kept[..layer].iter().filter(|kept| kept.is_some()).count();
     let mut network = Network::of(golden, &|mut tensor| {
@@ -229,7 +219,7 @@ pub(super) fn without(all: usize, off: impl Fn(usize) -> bool) -> Vec<usize> {
     (0..all).filter(|&i| !off(i)).collect()
 }
 
-/// Masks what `kept` leaves out, of layers with so many neurons and heads.
+/// A mask of everything that is not in `kept`, for layers with this many neurons and heads.
 pub(super) fn mask_like(mask: &mut Mask, kept: &[Option<(Vec<usize>, Vec<usize>)>], neurons: usize, heads: usize) {
     for (layer, kept) in kept.iter().enumerate() {
         let Some((some, some_heads)) = kept else {
@@ -246,20 +236,20 @@ pub(super) fn mask_like(mask: &mut Mask, kept: &[Option<(Vec<usize>, Vec<usize>)
 }
 
 #[test]
-fn whole_units_masked_are_a_network_without_them_to_the_bit() {
+fn whole_groups_masked_are_a_network_without_them_to_the_bit() {
     let golden = golden("qwen2");
-    let units = |off: &[usize]| without(160, |i| off.contains(&(i / 32)));
+    let groups = |off: &[usize]| without(160, |i| off.contains(&(i / 32)));
     let kept = [
-        Some((units(&[1, 3]), vec![0, 2])),
-        Some((units(&[]), vec![1])),
-        Some((units(&[0, 1, 2, 4]), vec![0, 1, 2])),
+        Some((groups(&[1, 3]), vec![0, 2])),
+        Some((groups(&[]), vec![1])),
+        Some((groups(&[0, 1, 2, 4]), vec![0, 1, 2])),
     ];
     let masked = Network::same(&golden).with(|mask| mask_like(mask, &kept, 160, 3), false);
     agree("qwen2", &masked, &cut(&golden, 32, &kept), 0.0);
 }
 
 #[test]
-fn single_neurons_heads_and_layers_masked_are_a_network_without_them() {
+fn masking_single_neurons_heads_and_layers_equals_a_network_without_them() {
     let qwen2 = golden("qwen2");
     let kept = [
         Some((without(160, |i| i % 3 == 1 || (64..96).contains(&i)), vec![0, 2])),
@@ -268,7 +258,7 @@ fn single_neurons_heads_and_layers_masked_are_a_network_without_them() {
     ];
     let masked = Network::same(&qwen2).with(|mask| mask_like(mask, &kept, 160, 3), false);
     agree("qwen2", &masked, &cut(&qwen2, 32, &kept), 1e-5);
-    // A layer of which nothing is left but its biases.
+    // Only the biases of the first layer are left.
     let kept = [
         Some((vec![], vec![])),
         Some((without(160, |_| false), vec![0, 1, 2])),
@@ -276,12 +266,12 @@ fn single_neurons_heads_and_layers_masked_are_a_network_without_them() {
     ];
     let masked = Network::same(&qwen2).with(|mask| mask_like(mask, &kept, 160, 3), false);
     agree("qwen2", &masked, &zeroed(&qwen2, 32, &kept), 1e-5);
-    // Heads of 48 elements share units with their neighbours.
+    // Heads of 48 elements share groups of 32 with their neighbours.
     let llama = golden("llama_untied");
     let kept = [Some((without(224, |i| i > 99), vec![1, 2])), None];
     let masked = Network::same(&llama).with(|mask| mask_like(mask, &kept, 224, 4), false);
     agree("llama_untied", &masked, &cut(&llama, 48, &kept), 1e-5);
-    // The first and the last layer; norms behind the blocks.
+    // The first and the last layer are off; norms follow the blocks.
     let gemma = golden("gemma2");
     let kept = [
         None,
@@ -289,13 +279,12 @@ fn single_neurons_heads_and_layers_masked_are_a_network_without_them() {
         Some((without(352, |i| i / 32 == 3), vec![0, 3])),
         None,
     ];
-    // Window and number of a layer belong together, so only what masks leave in place can be compared: the host has it right
-    // if it agrees with zeros in the weights.
+    // The window of a layer depends on its number, so layers cannot be cut out. Zeros in the weights have the same effect.
     let masked = Network::same(&gemma).with(|mask| mask_like(mask, &kept, 352, 4), false);
     agree("gemma2", &masked, &zeroed(&gemma, 48, &kept), 1e-5);
 }
 
-/// A golden model whose left-out columns are zeros, and whose left-out layers add nothing.
+/// A golden model with zeros in the masked columns; masked layers add nothing.
 fn zeroed(golden: &Golden, head_dim: usize, kept: &[Option<(Vec<usize>, Vec<usize>)>]) -> Network {
     Network::of(golden, &|mut tensor| {
         let Some(rest) = tensor.0.strip_prefix("model.layers.") else {
@@ -320,9 +309,9 @@ fn zeroed(golden: &Golden, head_dim: usize, kept: &[Option<(Vec<usize>, Vec<usiz
 }
 
 #[test]
-fn masked_experts_are_a_mixture_without_them() {
+fn masking_experts_equals_a_mixture_without_them() {
     let golden = golden("qwen3_moe");
-    // The last layer has fewer than the two that a token takes.
+    // The last layer keeps fewer experts than top_k.
     let kept: [&[usize]; 4] = [&[], &[2, 3, 5, 6], &[0, 3, 4, 6], &[1]];
     let masked = Network::same(&golden).with(
         |mask| {
@@ -359,10 +348,10 @@ fn masked_experts_are_a_mixture_without_them() {
 }
 
 #[test]
-fn a_mask_reads_fewer_bytes_and_switching_moves_nothing() {
+fn a_mask_reads_fewer_bytes_and_a_change_of_masks_uploads_nothing() {
     let golden = golden("qwen2");
     let plain = Network::same(&golden);
-    // Two of five units of neurons, in every layer.
+    // Two of five groups of neurons, in every layer.
     let masked = Network::same(&golden).with(
         |mask| {
             for (layer, i) in (0..3).flat_map(|layer| (0..64).map(move |i| (layer, i))) {
@@ -375,32 +364,32 @@ fn a_mask_reads_fewer_bytes_and_switching_moves_nothing() {
     let full = plain.plan(1 << 30);
     let narrow = masked.plan(1 << 30);
     let unmasked = narrow.with_mask(None).unwrap();
-    let bytes = |plan: &Plan| plan.weight_bytes_read(Which::Decode);
+    let bytes = |plan: &Plan| plan.weight_bytes_read(ProgramKind::Decode);
     assert_eq!(bytes(&full), bytes(&unmasked));
-    // Gate, up and down, and the zeros that stand for the bias of a sum, which the narrow kernel does without.
-    assert_eq!(bytes(&full) - bytes(&narrow), 3 * (3 * 64 * 96 * 2 + 128));
-    for which in [Which::Decode, Which::Prefill, Which::Head, Which::PrefillLogits] {
+    // Gate, up and down.
+    assert_eq!(bytes(&full) - bytes(&narrow), 3 * (3 * 64 * 96 * 2));
+    for kind in ProgramKind::ALL {
         let steps = |plan: &Plan| -> Vec<_> {
-            let steps = plan.program(which).steps.iter();
-            steps.map(|step| (step.label.clone(), step.op, step.grid)).collect()
+            let steps = crate::selected(plan, kind).into_iter();
+            steps
+                .map(|(step, resolved)| (step.label.clone(), step.op, resolved.masked, resolved.grid))
+                .collect()
         };
         assert_eq!(steps(&full), steps(&unmasked));
     }
-    // As many dispatches as without.
-    assert_eq!(
-        narrow.program(Which::Decode).steps.len(),
-        full.program(Which::Decode).steps.len()
-    );
+    // As many dispatches as without a mask.
+    let dispatches = |plan: &Plan| crate::selected(plan, ProgramKind::Decode).len();
+    assert_eq!(dispatches(&narrow), dispatches(&full));
 
-    let mut session = masked.session(Where::Device);
+    let mut session = masked.session(Place::Device);
     let with_mask = logits(&mut session, &tokens, 9);
     let before = session.counters();
     session.select(unmasked).unwrap();
     assert!(session.cached().is_empty());
     let without = logits(&mut session, &tokens, 9);
-    assert_eq!(without, logits(&mut plain.session(Where::Device), &tokens, 9));
+    assert_eq!(without, logits(&mut plain.session(Place::Device), &tokens, 9));
     assert!(apart(&without, &with_mask) > 1e-2);
-    session.select((*narrow).clone()).unwrap();
+    session.select(narrow.clone()).unwrap();
     assert_eq!(with_mask, logits(&mut session, &tokens, 9));
     let after = session.counters().since(&before);
     assert_eq!(
@@ -413,38 +402,43 @@ fn a_mask_reads_fewer_bytes_and_switching_moves_nothing() {
     assert_eq!((cost.write_buffer_calls, cost.buffers_created), (0, 0));
 }
 
+/// The kernels of the steps that run, and which of them are masked.
+fn kernels(plan: &Plan, kind: ProgramKind) -> Vec<(Kernel, bool)> {
+    let steps = crate::selected(plan, kind).into_iter();
+    steps
+        .map(|(step, resolved)| (step.op.kernel(), resolved.masked))
+        .collect()
+}
+
 #[test]
-fn rounds_follow_the_mask_that_is_in_force() {
+fn speculative_steps_follow_the_selected_mask() {
     let golden = golden("qwen2");
     let plain = Network::same(&golden);
     let masked = Network::same(&golden).with(|mask| mask.set_head(1, 0, false).unwrap(), false);
-    let options = PlanOptions {
-        ctx: 96,
-        chunk: 16,
-        kv: Kv::F32,
+    let options = LowerOptions {
         max_binding: 1 << 30,
-        all_logits: false,
         drafts: 3,
-        experts: ExpertOptions::default(),
+        ..crate::options(96)
     };
-    let full = Arc::new(plan(&masked.model(), &*masked.tensors, &options).unwrap());
+    let full = masked.whole(&options);
     let narrow = full.with_mask(masked.masks.masks.first()).unwrap();
-    let kernels = |plan: &Plan, which: Which| -> Vec<Kernel> {
-        let steps = plan.program(which).steps.iter();
-        steps.map(|step| step.op.kernel()).collect()
-    };
     assert_eq!((full.drafts, narrow.drafts), (3, 3));
-    for plan in [&*full, &narrow] {
-        assert_eq!(kernels(plan, Which::Round), kernels(plan, Which::Decode));
+    for plan in [&full, &narrow] {
+        assert_eq!(
+            kernels(plan, ProgramKind::Speculate),
+            kernels(plan, ProgramKind::Decode)
+        );
     }
-    assert!(kernels(&narrow, Which::Round).contains(&Kernel::MatvecSome));
+    assert!(kernels(&narrow, ProgramKind::Speculate).contains(&(Kernel::Matvec, true)));
     let again = narrow.with_mask(None).unwrap();
-    assert_eq!(kernels(&again, Which::Round), kernels(&full, Which::Round));
+    assert_eq!(
+        kernels(&again, ProgramKind::Speculate),
+        kernels(&full, ProgramKind::Speculate)
+    );
 
     let tokens = prompt("qwen2");
-    let wanted = [&masked, &plain].map(|network| greedy(&mut network.session(Where::Device), &tokens));
-    let executor = GpuExecutor::new(crate::device(), full.clone(), &*masked.tensors, &mut |_, _| Ok(())).unwrap();
-    let mut session = Session::new(full, Box::new(executor));
+    let wanted = [&masked, &plain].map(|network| greedy(&mut network.session(Place::Device), &tokens));
+    let mut session = crate::session(Place::Device, &full, masked.tensors.clone());
     session.select(narrow).unwrap();
     assert_eq!(greedy(&mut session, &tokens), wanted[0]);
     session.select(again).unwrap();
@@ -453,20 +447,20 @@ fn rounds_follow_the_mask_that_is_in_force() {
 }
 
 #[test]
-fn an_open_mask_is_none() {
+fn a_mask_that_masks_nothing_equals_no_mask() {
     let golden = golden("qwen2");
     let open = Network::same(&golden).with(|_| {}, false);
     let (open, plain) = (open.plan(1 << 30), Network::same(&golden).plan(1 << 30));
     assert!(open.masking.is_none());
     assert_eq!(
-        (open.buffers.len(), open.weight_bytes()),
-        (plain.buffers.len(), plain.weight_bytes())
+        (open.graph.buffers.len(), open.graph.weight_bytes()),
+        (plain.graph.buffers.len(), plain.graph.weight_bytes())
     );
 }
 
-/// A mask that makes the whole model f32, or keeps the masked weights beside the others.
+/// Guards against masks that convert weights, or keep copies of them.
 #[test]
-fn a_mask_takes_no_weights_of_its_own() {
+fn a_mask_stores_no_weights() {
     for dtype in [Dtype::Q4tp, Dtype::Q8Row, Dtype::Q82f] {
         let golden = Golden::of("qwen2", crate::golden("qwen2", dtype));
         let plain = Network::same(&golden).plan(1 << 30);
@@ -477,33 +471,33 @@ fn a_mask_takes_no_weights_of_its_own() {
         };
         let masked = Network::same(&golden).with(edit, false).plan(1 << 30);
         assert!(masked.masking.is_some());
+        let [plain, masked] = [plain, masked].map(|plan| plan.graph);
         assert!(masked.weight_bytes() <= plain.weight_bytes(), "{}", dtype.name());
         let more = masked.buffer_bytes().saturating_sub(plain.buffer_bytes());
-        assert!(more * 5 <= plain.weight_bytes(), "{}: {more} bytes more", dtype.name());
+        assert!(more * 5 <= plain.weight_bytes(), "{}: {more} more bytes", dtype.name());
     }
 }
 
 #[test]
-fn a_mask_of_what_cannot_be_left_out_is_refused() {
+fn impossible_masks_are_refused() {
     let refused = |name: &'static str, edit: fn(&mut Mask)| {
         let golden = golden(name);
         let network = Network::same(&golden).with(edit, false);
-        let options = PlanOptions {
-            ctx: 32,
+        let options = LowerOptions {
             chunk: 8,
             kv: Kv::F16,
-            max_binding: 1 << 30,
-            all_logits: false,
-            drafts: 0,
-            experts: ExpertOptions::default(),
+            ..crate::options(32)
         };
-        let plan = plan(&network.model(), &*network.tensors, &options).unwrap();
+        let plan = network.whole(&options);
         let err = plan.with_mask(network.masks.masks.first()).unwrap_err();
         assert_eq!(err.kind.name(), "UnsupportedModel");
         err.message
     };
     let said = refused("qwen3_moe", |mask| mask.set_ffn(1, 3, false).unwrap());
-    assert!(said.contains("neurons of layer 1, a mixture of experts"), "{said}");
+    assert!(
+        said.contains("neurons of layer 1, which is a mixture of experts"),
+        "{said}"
+    );
     let said = refused("qwen3_5", |mask| mask.set_head(0, 3, false).unwrap());
     assert!(
         said.contains("heads of layer 0, which has no softmax attention"),
@@ -511,7 +505,7 @@ fn a_mask_of_what_cannot_be_left_out_is_refused() {
     );
 }
 
-/// A golden model of three layers, applied twice, and the same with its layers written down twice.
+/// A golden model of three layers that are applied twice, and a model that contains these layers twice.
 pub(super) fn looped(golden: &Golden) -> [Network; 2] {
     let mut looped = Network::same(golden);
     looped.arch.num_loops = 2;
@@ -532,24 +526,25 @@ pub(super) fn looped(golden: &Golden) -> [Network; 2] {
 }
 
 #[test]
-fn a_looped_network_is_one_whose_layers_are_written_down_twice() {
+fn a_looped_network_equals_one_that_stores_its_layers_twice() {
     let golden = golden("qwen2");
     let [looped, unrolled] = looped(&golden);
     let (plan, twice) = (looped.plan(1 << 30), unrolled.plan(1 << 30));
-    assert_eq!(plan.weight_bytes(), Network::same(&golden).plan(1 << 30).weight_bytes());
+    let once = Network::same(&golden).plan(1 << 30);
+    assert_eq!(plan.graph.weight_bytes(), once.graph.weight_bytes());
     assert_eq!(
-        plan.weight_bytes_read(Which::Decode),
-        twice.weight_bytes_read(Which::Decode)
+        plan.weight_bytes_read(ProgramKind::Decode),
+        twice.weight_bytes_read(ProgramKind::Decode)
     );
-    assert_eq!(plan.program(Which::Decode).layer_ends.len(), 6);
+    assert_eq!(plan.program(ProgramKind::Decode).taps.len(), 6);
     agree("qwen2", &looped, &unrolled, 0.0);
 }
 
 #[test]
-fn masks_of_passes_are_masks_of_layers_written_down_twice() {
+fn masks_of_loop_iterations_equal_masks_of_layers_that_are_stored_twice() {
     let golden = golden("qwen2");
     let [looped, unrolled] = looped(&golden);
-    // Different in each pass but for the layer that is off.
+    // Different in each pass, except for the layer that is off.
     let edit = |mask: &mut Mask| {
         for i in (0..160).filter(|i| i % 3 == 0) {
             mask.set_ffn(0, i, false).unwrap();
@@ -573,7 +568,7 @@ fn masks_of_passes_are_masks_of_layers_written_down_twice() {
         false,
     );
     agree("qwen2", &looped, &unrolled, 0.0);
-    // Without rows of their own every pass reads those of its layers.
+    // A mask with one row for each layer applies to every pass.
     let [again, written] = self::looped(&golden);
     let again = again.with(|mask| mask.set_head(2, 0, false).unwrap(), false);
     let written = written.with(
@@ -586,9 +581,9 @@ fn masks_of_passes_are_masks_of_layers_written_down_twice() {
     agree("qwen2", &again, &written, 0.0);
 }
 
-/// With a norm between passes the second pass is a network of its own, whose embeddings are the first one's normalised stream.
+/// With a norm between passes, the second pass is a network whose embeddings are the normalised stream of the first.
 #[test]
-fn the_final_norm_stands_between_passes() {
+fn the_final_norm_is_applied_between_loop_iterations() {
     let golden = golden("qwen2");
     let tokens: Vec<u32> = prompt("qwen2").into_iter().fold(Vec::new(), |mut all, token| {
         if !all.contains(&token) {
@@ -618,7 +613,7 @@ fn the_final_norm_stands_between_passes() {
         }
         Ok(())
     };
-    let mut session = first.session(Where::Host);
+    let mut session = first.session(Place::Host);
     session.logits(&tokens, tokens.len(), true, &mut sink).unwrap();
     let bytes: Vec<u8> = embeddings.iter().flat_map(|v| v.to_le_bytes()).collect();
     let tied = first.arch.tie_word_embeddings;
@@ -637,11 +632,11 @@ fn the_final_norm_stands_between_passes() {
     let mut looped = Network::same(&golden);
     looped.arch.num_loops = 2;
     looped.arch.loop_final_norm = Some(true);
-    for place in [Where::Device, Where::Host] {
+    for place in PLACES {
         let (mut a, mut b) = (looped.session(place), second.session(place));
         for prefill in [0, 9, tokens.len()] {
             let apart = apart(&logits(&mut a, &tokens, prefill), &logits(&mut b, &tokens, prefill));
-            assert!(apart < 1e-5, "{place:?} {prefill}: {apart:e} apart");
+            assert!(apart < 1e-5, "{place:?} {prefill}: they differ by {apart:e}");
         }
     }
 }
@@ -658,39 +653,32 @@ fn every_step_under_a_mask_is_right_and_a_wrong_list_is_found() {
         },
         false,
     );
-    let device = crate::device();
-    let plan = masked.plan(device.max_binding());
-    let kernels: Vec<Kernel> = plan
-        .program(Which::Decode)
-        .steps
-        .iter()
-        .map(|step| step.op.kernel())
-        .collect();
-    assert!(kernels.contains(&Kernel::MatvecSome) && kernels.contains(&Kernel::MatvecGluSome));
-    let right = Subject {
-        plan: plan.clone(),
-        tensors: masked.tensors.clone(),
-    };
-    let mut silent = |_: usize, _: usize, _: &str| Ok(());
-    let outcome = parity::programs(&device, &right, &right, &mut silent).unwrap();
-    assert_eq!(outcome.passed, outcome.cases, "{:?}", outcome.failed);
+    let plan = masked.plan(crate::device().max_binding());
+    let kernels = kernels(&plan, ProgramKind::Decode);
+    assert!(kernels.contains(&(Kernel::Matvec, true)) && kernels.contains(&(Kernel::MatvecGlu, true)));
+    crate::all_pass(&crate::compare_steps(&plan, masked.tensors.clone()));
     // One neuron more than the mask has.
-    let mut wrong = (*plan).clone();
-    let steps = &wrong.programs[Which::Decode as usize].steps;
-    let step = steps
-        .iter()
-        .find(|step| matches!(step.op, Op::MatvecGluSome(_)))
-        .unwrap();
-    let Bind::Buffer(list) = step.bindings[3] else {
-        panic!("{:?}", step.bindings)
-    };
-    let list = wrong.lists.iter_mut().find(|(buffer, _)| *buffer == list).unwrap();
-    list.1[0] += 1;
-    let tried = Subject {
-        plan: Arc::new(wrong),
-        tensors: masked.tensors.clone(),
-    };
-    let outcome = parity::programs(&device, &tried, &right, &mut silent).unwrap();
+    let wrong = with_list(&plan, Kernel::MatvecGlu, |list| list[0] += 1);
+    let [tried, right] = [&wrong, &plan].map(|plan| crate::subject(plan, masked.tensors.clone()));
+    let outcome = crate::compare_subjects(&tried, &right);
     let names: Vec<_> = outcome.failed.iter().map(|failure| failure.name.as_str()).collect();
     assert_eq!(names, ["decode layer.00.ffn.gate_up"]);
+}
+
+/// The plan with another list of the first masked step of a kernel.
+pub(super) fn with_list(plan: &Plan, kernel: Kernel, change: impl FnOnce(&mut Vec<u32>)) -> Plan {
+    let steps = crate::selected(plan, ProgramKind::Decode);
+    let (step, _) = steps
+        .iter()
+        .find(|(step, resolved)| step.op.kernel() == kernel && resolved.masked)
+        .unwrap();
+    let list = step.masked.unwrap().list;
+    let mut selection = (*plan.selection).clone();
+    let mut contents = selection.contents.iter_mut();
+    let (_, words) = contents.find(|(buffer, _)| *buffer == list).unwrap();
+    change(words);
+    Plan {
+        selection: Arc::new(selection),
+        ..plan.clone()
+    }
 }

@@ -1,29 +1,26 @@
-//! Experts whose gate and up projections have different types: they run at the size that they have in the file, and say what
-//! the host says, in decode, in prefill, in rounds with drafts and under masks. `paging_types` has them paged.
+//! Experts whose gate and up projections have different types: they run at their size in the file, and the device agrees with
+//! the host in decode, prefill, speculative steps and under masks. `paging_types` tests them paged.
 
 use crate::paged::{Network, Projection, logits, prompt};
-use cmf_gpu::container::{Container, Tensors};
+use crate::{PLACES, Place};
 use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::planes::Planes;
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::{Kernel, Kv};
-use cmf_gpu::model::{FeedForward, bind};
-use cmf_gpu::parity::{self, Subject};
-use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which, plan};
-use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::Session;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::lm::{LowerOptions, Plan, ProgramKind};
+use cmf_gpu::model::FeedForward;
+use cmf_gpu::op::{Kernel, Kv};
+use cmf_gpu::source::Tensors;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Which of a mixture's experts have gate and up projections of two types.
+/// The experts of a mixture whose gate and up projections have two types.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mixed {
     All,
-    /// Every other one; the shared one lies with those that do not.
+    /// Every other one; the shared one is not mixed.
     Some,
-    /// The shared one only.
+    /// Only the shared expert.
     Shared,
 }
 
@@ -57,59 +54,35 @@ impl Mixed {
 }
 
 fn planned(network: &Network, drafts: u32) -> Plan {
-    let options = PlanOptions {
-        ctx: 96,
-        chunk: 16,
-        kv: Kv::F32,
-        max_binding: crate::device().max_binding(),
+    let options = LowerOptions {
         all_logits: drafts == 0,
         drafts,
-        experts: ExpertOptions::default(),
+        ..crate::options(96)
     };
-    plan(&network.model(), &*network.tensors, &options).unwrap()
+    network.lowered(&options).unwrap()
 }
 
-fn executor(network: &Network, plan: &Arc<Plan>, on_host: bool) -> Box<dyn Executor> {
-    match on_host {
-        true => Box::new(HostExecutor::new(plan.clone(), network.tensors.clone()).unwrap()),
-        false => {
-            let executor = GpuExecutor::new(crate::device(), plan.clone(), &*network.tensors, &mut |_, _| Ok(()));
-            Box::new(executor.unwrap())
-        }
-    }
-}
-
-/// Of every token, the first twelve in chunks.
-fn said(network: &Network, plan: &Arc<Plan>, on_host: bool) -> Vec<f32> {
-    let mut session = Session::new(plan.clone(), executor(network, plan, on_host));
+/// The logits of every token, the first twelve in chunks.
+fn all_logits(network: &Network, plan: &Plan, place: Place) -> Vec<f32> {
+    let mut session = crate::session(place, plan, network.tensors.clone());
     let tokens: Vec<u32> = prompt("qwen3_moe").into_iter().take(20).collect();
     let bits = logits(&mut session, &tokens, 12).unwrap();
     bits.into_iter().map(f32::from_bits).collect()
 }
 
-/// Logits of tokens that a program runs so many at a time.
-fn runs(network: &Network, plan: &Arc<Plan>, which: Which, width: usize, on_host: bool) -> Vec<f32> {
-    let mut executor = executor(network, plan, on_host);
-    let settings = Sampling::greedy().words(&[]).unwrap();
-    executor.write(plan.fixed.settings, &settings).unwrap();
+/// The logits of tokens of which a program runs `width` at a time.
+fn runs(network: &Network, plan: &Plan, kind: ProgramKind, width: usize, place: Place) -> Vec<f32> {
+    let mut executor = crate::executor(place, plan, network.tensors.clone());
+    crate::write_greedy(&mut *executor, plan);
     let stride = (plan.vocab as usize).next_multiple_of(32);
-    let logits = plan.program(which).logits.unwrap();
+    let logits = plan.program(kind).output.unwrap();
     let tokens: Vec<u32> = prompt("qwen3_moe").into_iter().take(8).collect();
     let mut all = Vec::new();
     let mut end = 0;
     for tokens in tokens.chunks(width) {
-        let columns = tokens.len() as u32;
-        let mut ctl = Ctl {
-            pos: end,
-            columns,
-            last: 96,
-            ..Ctl::default()
-        };
-        ctl.tokens[..tokens.len()].copy_from_slice(tokens);
-        executor.write(plan.fixed.ctl, bytemuck::cast_slice(&[ctl])).unwrap();
-        end += columns;
-        let ticket = executor.submit(which, Extent { columns, end }).unwrap();
-        executor.wait(ticket).unwrap();
+        let shape = crate::begin(&mut *executor, plan, tokens, end);
+        end = shape.end;
+        crate::run(&mut *executor, plan, kind, shape).unwrap();
         let words = executor.read(logits, 0, stride * tokens.len()).unwrap();
         all.extend(words.into_iter().map(f32::from_bits));
     }
@@ -119,50 +92,46 @@ fn runs(network: &Network, plan: &Arc<Plan>, which: Which, width: usize, on_host
 fn assert_close(found: &[f32], wanted: &[f32], what: &str) {
     assert_eq!(found.len(), wanted.len());
     let largest = wanted.iter().fold(0f32, |most, value| most.max(value.abs()));
-    assert!(largest > 0.5, "{what}: logits of at most {largest} say nothing");
+    assert!(largest > 0.5, "{what}: logits of at most {largest} show nothing");
     for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
         let close = (found - wanted).abs() <= 1e-5 * largest;
         assert!(close, "{what}, logit {i}: {found}, wanted {wanted}");
     }
 }
 
-fn kernels(plan: &Plan, which: Which) -> Vec<(&str, Kernel)> {
-    let steps = plan.program(which).steps.iter();
+fn kernels(plan: &Plan, kind: ProgramKind) -> Vec<(&str, Kernel)> {
+    let steps = plan.program(kind).steps.iter();
     steps.map(|step| (step.label.as_str(), step.op.kernel())).collect()
 }
 
 #[test]
-fn they_say_what_the_host_says() {
+fn they_agree_with_the_host() {
     for (name, mixed) in KINDS {
         let network = mixed.network(name);
-        let plan = Arc::new(planned(&network, 0));
+        let plan = planned(&network, 0);
         let what = format!("{name}, {mixed:?}");
-        let [found, wanted] = [false, true].map(|on_host| said(&network, &plan, on_host));
+        let [found, wanted] = PLACES.map(|place| all_logits(&network, &plan, place));
         assert_close(&found, &wanted, &what);
-        // Three columns side by side, then two; each is to the bit what it is alone.
-        let plan = Arc::new(planned(&network, 2));
-        let run = |which, width, on_host| runs(&network, &plan, which, width, on_host);
-        let round = run(Which::Round, 3, false);
-        assert_close(&round, &run(Which::Round, 3, true), &format!("{what}, drafts"));
-        assert!(round == run(Which::Decode, 1, false), "{what}, drafts");
+        // Three tokens side by side, then two: the same bits as alone.
+        let plan = planned(&network, 2);
+        let run = |kind, width, place| runs(&network, &plan, kind, width, place);
+        let [together, on_host] = PLACES.map(|place| run(ProgramKind::Speculate, 3, place));
+        assert_close(&together, &on_host, &format!("{what}, drafts"));
+        assert!(together == run(ProgramKind::Decode, 1, Place::Device), "{what}, drafts");
     }
 }
 
 #[test]
-fn every_step_agrees_with_the_reference() {
+fn every_step_of_experts_of_mixed_types_agrees_with_the_reference() {
     for (name, mixed) in KINDS {
         let network = mixed.network(name);
         for drafts in [0, 3] {
-            let subject = Subject {
-                plan: Arc::new(planned(&network, drafts)),
-                tensors: network.tensors.clone(),
-            };
-            let outcome = parity::programs(&crate::device(), &subject, &subject, &mut |_, _, _| Ok(())).unwrap();
-            assert!(outcome.failed.is_empty(), "{name}, {mixed:?}: {:?}", outcome.failed);
+            let outcome = crate::compare_steps(&planned(&network, drafts), network.tensors.clone());
+            crate::all_pass(&outcome);
             let compared = |kind: &str| outcome.worst.iter().any(|(found, _)| found == kind);
-            let program = if drafts == 0 { "decode" } else { "round" };
+            let program = if drafts == 0 { "decode" } else { "speculate" };
             assert!(compared(&format!("{program} moe_matvec")), "{name}, {mixed:?}");
-            // Of a shared expert a chunk's are plain products.
+            // Plain products compute a shared expert of a chunk.
             let gated = match mixed {
                 Mixed::Shared => "prefill glu",
                 Mixed::All | Mixed::Some => "prefill moe_matmul_up",
@@ -173,9 +142,9 @@ fn every_step_agrees_with_the_reference() {
 }
 
 #[test]
-fn under_masks_they_say_what_the_host_says() {
+fn under_masks_they_agree_with_the_host() {
     for (name, mixed) in KINDS {
-        // Of the last mixture fewer are left than a token takes.
+        // In the last mixture fewer are left than a token takes.
         let layers: Vec<usize> =
             mixed
                 .network(name)
@@ -198,18 +167,21 @@ fn under_masks_they_say_what_the_host_says() {
         });
         let whole = planned(&network, 0);
         let masks = network.model().masks.masks;
-        let [open, masked] = [None, masks.first()].map(|mask| Arc::new(whole.with_mask(mask).unwrap()));
-        let [found, wanted] = [false, true].map(|on_host| said(&network, &masked, on_host));
+        let [open, masked] = [None, masks.first()].map(|mask| whole.with_mask(mask).unwrap());
+        let [found, wanted] = PLACES.map(|place| all_logits(&network, &masked, place));
         assert_close(&found, &wanted, &format!("{name}, {mixed:?}"));
-        assert!(found != said(&network, &open, false), "the mask changes nothing");
+        assert!(
+            found != all_logits(&network, &open, Place::Device),
+            "the mask changes nothing"
+        );
     }
 }
 
-/// Bytes that a plan has for some tensors, as it has them, and bytes of the file.
+/// Bytes of the experts on the device and in the file.
 fn sizes(network: &Network, plan: &Plan) -> [u64; 2] {
     let tensors = network.experts_tensors();
     let file = tensors.iter().map(|&id| network.tensors.infos()[id].nbytes).sum();
-    let matrices = plan.matrices.iter();
+    let matrices = plan.graph.matrices.iter();
     let held = matrices.filter(|matrix| matrix.parts.iter().any(|part| tensors.contains(part)));
     let segments = held.flat_map(|matrix| {
         assert_ne!(matrix.planes, Planes::F32, "{}", matrix.label);
@@ -219,7 +191,7 @@ fn sizes(network: &Network, plan: &Plan) -> [u64; 2] {
 }
 
 #[test]
-fn they_take_the_bytes_of_the_file() {
+fn experts_of_mixed_types_take_as_many_bytes_as_in_the_file() {
     for (name, mixed) in KINDS {
         let network = mixed.network(name);
         let [device, file] = sizes(&network, &planned(&network, 0));
@@ -234,9 +206,9 @@ fn they_take_the_bytes_of_the_file() {
     }
 }
 
-/// A conversion with a rule for one projection makes such experts.
+/// A conversion with a type rule for one projection makes such experts.
 #[test]
-fn what_a_rule_of_a_conversion_makes_runs_in_its_types() {
+fn experts_that_a_conversion_rule_mixes_run_in_their_types() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.cmf");
     let options = Options {
@@ -245,42 +217,34 @@ fn what_a_rule_of_a_conversion_makes_runs_in_its_types() {
     };
     let from = crate::golden::dir("qwen2_moe");
     convert(&from, &file, &options, &mut |_| ControlFlow::Continue(())).unwrap();
-    let tensors = Arc::new(Container::open(&file).unwrap());
-    let options = PlanOptions {
-        ctx: 48,
-        chunk: 16,
+    let tensors = Arc::new(CmfContainer::open(&file).unwrap());
+    let options = LowerOptions {
         kv: Kv::F16,
-        max_binding: crate::device().max_binding(),
-        all_logits: false,
-        drafts: 0,
-        experts: ExpertOptions::default(),
+        ..crate::options(48)
     };
-    let plan = plan(&bind(&tensors.header().arch, &*tensors).unwrap(), &*tensors, &options).unwrap();
-    for matrix in plan.matrices.iter().filter(|matrix| matrix.planes == Planes::F32) {
+    let plan = crate::plan_of(&tensors, &options);
+    for matrix in plan.graph.matrices.iter().filter(|matrix| matrix.planes == Planes::F32) {
         let is_f32 = |&part: &usize| tensors.infos()[part].dtype == Dtype::F32;
         assert!(matrix.parts.iter().all(is_f32), "{}", matrix.label);
     }
-    for program in [Which::Decode, Which::Prefill] {
-        let mixed = kernels(&plan, program)
+    for kind in [ProgramKind::Decode, ProgramKind::Prefill] {
+        let mixed = kernels(&plan, kind)
             .into_iter()
             .filter(|(_, kernel)| matches!(kernel, Kernel::MoeMatvec | Kernel::MoeMatmulUp));
-        // Gate and up of the experts and of the shared one, or up of the experts, in two layers.
-        assert_eq!(mixed.count(), if program == Which::Decode { 8 } else { 2 });
+        // In two layers: gate and up of the experts and of the shared one, or up of the experts.
+        assert_eq!(mixed.count(), if kind == ProgramKind::Decode { 8 } else { 2 });
     }
-    let plan = Arc::new(plan);
-    let subject = Subject { plan, tensors };
-    let outcome = parity::programs(&crate::device(), &subject, &subject, &mut |_, _, _| Ok(())).unwrap();
-    assert!(outcome.failed.is_empty() && outcome.passed > 0, "{:?}", outcome.failed);
+    crate::all_pass(&crate::compare_steps(&plan, tensors));
 }
 
 #[test]
-fn they_take_a_dispatch_more_and_read_the_chosen_ones_only() {
+fn they_take_one_more_dispatch_and_read_the_chosen_ones_only() {
     for (name, layer, mixed) in [("qwen3_moe", 1, Mixed::All), ("qwen2_moe", 3, Mixed::All)] {
         let network = mixed.network(name);
         let plan = planned(&network, 2);
         let prefix = format!("layer.{layer:02}.ffn.");
-        let labels = |which: Which| -> Vec<(String, Kernel)> {
-            let of_layer = kernels(&plan, which).into_iter().filter_map(|(label, kernel)| {
+        let labels = |kind: ProgramKind| -> Vec<(String, Kernel)> {
+            let of_layer = kernels(&plan, kind).into_iter().filter_map(|(label, kernel)| {
                 let part = label.strip_prefix(&prefix)?;
                 Some((part.to_string(), kernel))
             });
@@ -300,8 +264,8 @@ fn they_take_a_dispatch_more_and_read_the_chosen_ones_only() {
             ("experts.down", Kernel::MoeDown),
             ("shared.down", Kernel::MatvecAdd),
         ]);
-        assert_eq!(labels(Which::Decode), decode, "{name}");
-        assert_eq!(labels(Which::Round), decode, "{name}");
+        assert_eq!(labels(ProgramKind::Decode), decode, "{name}");
+        assert_eq!(labels(ProgramKind::Speculate), decode, "{name}");
         let prefill = wanted(&[
             ("norm", Kernel::Norm),
             ("router", Kernel::Matmul),
@@ -316,9 +280,9 @@ fn they_take_a_dispatch_more_and_read_the_chosen_ones_only() {
             ("shared.down", Kernel::Matmul),
             ("combine", Kernel::MoeCombine),
         ]);
-        assert_eq!(labels(Which::Prefill), prefill, "{name}");
+        assert_eq!(labels(ProgramKind::Prefill), prefill, "{name}");
 
-        // What a draft more reads, in every mixture: three products of each expert that it takes, two of the shared one.
+        // One more draft reads in every mixture three products of each of its experts, and two of the shared one.
         let (_, top_k) = network.experts();
         let bytes = |expert: &str, part: &str| {
             let name = format!("model.layers.{layer}.mlp.{expert}.{part}.weight");
@@ -336,7 +300,7 @@ fn they_take_a_dispatch_more_and_read_the_chosen_ones_only() {
         let layers = network.model().layers;
         let mixtures = layers.iter().filter(|layer| matches!(layer.ffn, FeedForward::Moe(_)));
         let wanted = mixtures.count() as u64 * (top_k as u64 * of_expert + of_shared);
-        let more = plan.weight_bytes_read(Which::Round) - plan.weight_bytes_read(Which::Decode);
+        let more = plan.weight_bytes_read(ProgramKind::Speculate) - plan.weight_bytes_read(ProgramKind::Decode);
         assert!(
             more.abs_diff(2 * wanted) * 50 <= 2 * wanted,
             "{name}: {more}, wanted {}",

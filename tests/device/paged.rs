@@ -1,15 +1,14 @@
-//! Networks in memory whose experts page: golden models with made-up experts of any type, and whoever reads their tensors
-//! looked at.
+//! Networks in memory with paged experts: golden models with random experts of any type, and tensors that record reads.
 
-use cmf_gpu::container::{Arch, Container, Mask, MaskShape, Masks, MemoryTensors, TensorId, TensorInfo, Tensors};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
 use cmf_gpu::error::{Error, Kind, Result};
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::kernel::Kv;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::graph::Measured;
+use cmf_gpu::lm::run::Session;
+use cmf_gpu::lm::{ExpertOptions, LowerOptions, Plan, lower};
 use cmf_gpu::model::{FeedForward, Model, bind};
-use cmf_gpu::program::{ExpertOptions, Plan, PlanOptions, plan};
-use cmf_gpu::session::Session;
+use cmf_gpu::source::{Arch, Mask, MaskShape, Masks, MemoryTensors, TensorId, TensorInfo, Tensors};
 use half::f16;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -57,8 +56,8 @@ impl Random {
     }
 }
 
-/// A payload whose rows hold the more the larger `richness` is: wider codes, more entries of the overlay. With 0 there are
-/// only codes of 3 bits, and no entry.
+/// A payload whose rows hold more with a larger `richness`: wider codes, more overlay entries. With 0 there are only codes of
+/// 3 bits, and no entries.
 fn payload(dtype: Dtype, rows: usize, cols: usize, seed: u64, richness: usize) -> Vec<u8> {
     let mut random = Random(seed);
     let mut tiles = |bytes: usize, most: u64| -> Vec<u8> {
@@ -138,7 +137,7 @@ fn payload(dtype: Dtype, rows: usize, cols: usize, seed: u64, richness: usize) -
 type Tensor = (String, Dtype, Vec<u64>, Vec<u8>);
 
 /// A golden model's tensors, those of experts made up.
-fn tensors(container: &Container, by: usize, choose: impl Fn(Projection) -> Dtype) -> impl Iterator<Item = Tensor> {
+fn tensors(container: &CmfContainer, by: usize, choose: impl Fn(Projection) -> Dtype) -> impl Iterator<Item = Tensor> {
     container.infos().iter().enumerate().map(move |(id, info)| {
         let (dtype, bytes) = match Projection::of(&info.name) {
             None => (info.dtype, container.bytes(id).unwrap().to_vec()),
@@ -153,7 +152,7 @@ fn tensors(container: &Container, by: usize, choose: impl Fn(Projection) -> Dtyp
     })
 }
 
-/// Tensors that note what is read of them, and fail where they are told to.
+/// Tensors that record which of them are read, and of which one can be broken.
 pub struct Watched {
     tensors: MemoryTensors,
     pub read: Mutex<HashSet<TensorId>>,
@@ -194,19 +193,19 @@ pub struct Network {
 }
 
 impl Network {
-    /// A golden model, with made-up experts of the types that `choose` gives. The first expert holds least, and the last most.
+    /// A golden model with random experts of the types that `choose` returns. Later experts hold more than earlier ones.
     pub fn of(name: &str, choose: impl Fn(Projection) -> Dtype) -> Network {
         Network::richer(name, 0, choose)
     }
 
-    /// The same, but each expert holds as much as one so many further.
+    /// The same, but each expert holds as much as the one `by` numbers later.
     pub fn richer(name: &str, by: usize, choose: impl Fn(Projection) -> Dtype) -> Network {
         let (container, _guard) = crate::golden(name, Dtype::F16);
         let all = tensors(&container, by, choose);
         Network::new(container.header().arch.clone(), all.collect())
     }
 
-    /// The same, but of each tensor what `change` makes of it.
+    /// The same with changed tensors.
     pub fn changed(
         name: &str,
         choose: impl Fn(Projection) -> Dtype,
@@ -229,7 +228,7 @@ impl Network {
         }
     }
 
-    /// With a mask more.
+    /// The same with one more mask.
     pub fn with(mut self, name: &str, edit: impl FnOnce(&mut Mask)) -> Network {
         let masks = &mut Arc::get_mut(&mut self.tensors).unwrap().masks.masks;
         let mut mask = Mask::open(masks.len() as u32, name, MaskShape::of(&self.arch, false));
@@ -260,28 +259,23 @@ impl Network {
     }
 
     pub fn plan(&self, slots: Option<usize>, max_binding: u64) -> Result<Plan> {
-        let options = PlanOptions {
-            ctx: 96,
-            chunk: 16,
-            kv: Kv::F32,
+        self.lowered(&LowerOptions {
             max_binding,
             all_logits: true,
-            drafts: 0,
             experts: ExpertOptions { counted: false, slots },
-        };
-        plan(&self.model(), &*self.tensors, &options)
+            ..crate::options(96)
+        })
+    }
+
+    pub fn lowered(&self, options: &LowerOptions) -> Result<Plan> {
+        lower(&self.model(), &*self.tensors, options, &Measured::default())
     }
 
     pub fn session(&self, plan: Plan) -> Session {
-        let plan = Arc::new(plan);
-        let mut executor = GpuExecutor::new(crate::device(), plan.clone(), &*self.tensors, &mut |_, _| Ok(())).unwrap();
-        if !plan.paged.is_empty() {
-            executor.page_from(self.tensors.clone()).unwrap();
-        }
-        Session::new(plan, Box::new(executor))
+        crate::session(crate::Place::Device, &plan, self.tensors.clone())
     }
 
-    /// With so many slots, or all experts in place.
+    /// A session with so many slots, or with all experts on the device.
     pub fn paged(&self, slots: Option<usize>) -> Session {
         self.session(self.plan(slots, crate::device().max_binding()).unwrap())
     }

@@ -1,20 +1,20 @@
-//! Counting which experts are chosen, and banks that hold some of their experts at a time.
+//! Counts of chosen experts, and expert groups that hold some of their experts at a time.
 
+use crate::Place;
 use crate::golden::Recorded;
 use crate::goldens::Golden;
-use cmf_gpu::container::{MemoryTensors, Tensors};
+use cmf_gpu::Notice;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
-use cmf_gpu::engine::Placed;
+use cmf_gpu::engine::LoadedModel;
 use cmf_gpu::error::{Kind, Result};
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::Kv;
+use cmf_gpu::graph::Counters;
+use cmf_gpu::lm::run::{Cancel, Generation, Session};
+use cmf_gpu::lm::{ExpertOptions, LowerOptions, Plan, ProgramKind};
 use cmf_gpu::model::{FeedForward, bind};
 use cmf_gpu::options::LoadOptions;
-use cmf_gpu::program::{Counters, ExpertOptions, Plan, PlanOptions, plan};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Generation, Session};
+use cmf_gpu::source::{MemoryTensors, Tensors};
 use cmf_gpu::synthetic::{ExpertShape, Shape, synthetic};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -25,27 +25,21 @@ fn golden(name: &'static str, quant: Dtype) -> Golden {
     Golden::of(name, crate::golden(name, quant))
 }
 
-fn planned(golden: &Golden, experts: ExpertOptions) -> Result<Arc<Plan>> {
-    let model = bind(&golden.tensors.header().arch, &*golden.tensors)?;
-    let options = PlanOptions {
-        ctx: 96,
-        chunk: 16,
-        kv: Kv::F32,
-        max_binding: crate::device().max_binding(),
+fn planned(golden: &Golden, experts: ExpertOptions) -> Result<Plan> {
+    let options = LowerOptions {
         all_logits: true,
-        drafts: 0,
         experts,
+        ..crate::options(96)
     };
-    plan(&model, &*golden.tensors, &options).map(Arc::new)
+    crate::plan(&golden.tensors.header().arch, &*golden.tensors, &options)
+}
+
+fn session(place: Place, golden: &Golden, experts: ExpertOptions) -> Session {
+    crate::session(place, &planned(golden, experts).unwrap(), golden.tensors.clone())
 }
 
 fn on_device(golden: &Golden, experts: ExpertOptions) -> Session {
-    let plan = planned(golden, experts).unwrap();
-    let mut executor = GpuExecutor::new(crate::device(), plan.clone(), &*golden.tensors, &mut |_, _| Ok(())).unwrap();
-    if !plan.paged.is_empty() {
-        executor.page_from(golden.tensors.clone()).unwrap();
-    }
-    Session::new(plan, Box::new(executor))
+    session(Place::Device, golden, experts)
 }
 
 fn slots(slots: usize) -> ExpertOptions {
@@ -61,7 +55,7 @@ fn prompt(name: &str) -> Vec<u32> {
     ids.iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// Experts of a layer, and how many a token takes.
+/// The number of experts of a layer, and top_k.
 fn experts(golden: &Golden) -> (usize, usize) {
     let model = bind(&golden.tensors.header().arch, &*golden.tensors).unwrap();
     let mut mixtures = model.layers.iter().filter_map(|layer| match &layer.ffn {
@@ -71,7 +65,7 @@ fn experts(golden: &Golden) -> (usize, usize) {
     mixtures.next().unwrap()
 }
 
-/// Logits of every token, the first `prefill` in chunks and the others one by one.
+/// Logits of every token: the first `prefill` tokens in chunks, the rest one by one.
 fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<u32> {
     let mut all = Vec::new();
     let mut sink = |_: usize, logits: &[f32], _: &[Vec<f32>]| {
@@ -83,7 +77,7 @@ fn logits(session: &mut Session, tokens: &[u32], prefill: usize) -> Vec<u32> {
 }
 
 #[test]
-fn choices_are_counted_as_they_were_recorded() {
+fn counts_of_chosen_experts_equal_the_recorded_routes() {
     let counted = ExpertOptions {
         counted: true,
         slots: None,
@@ -92,12 +86,8 @@ fn choices_are_counted_as_they_were_recorded() {
         let golden = golden(name, Dtype::F16);
         let tokens = prompt(name);
         let recorded = Recorded::of(name);
-        let on_host = || {
-            let plan = planned(&golden, counted).unwrap();
-            let executor = HostExecutor::new(plan.clone(), golden.tensors.clone()).unwrap();
-            Session::new(plan, Box::new(executor))
-        };
-        for mut session in [on_device(&golden, counted), on_host()] {
+        for place in crate::PLACES {
+            let mut session = session(place, &golden, counted);
             for (runs, prefill) in [(1, 40), (2, 21)] {
                 logits(&mut session, &tokens, prefill);
                 let counts = session.route_counts().unwrap();
@@ -114,15 +104,12 @@ fn choices_are_counted_as_they_were_recorded() {
 }
 
 #[test]
-fn plans_that_do_not_count_have_no_steps_for_it() {
+fn plans_without_counting_have_no_counting_steps() {
     let golden = golden("qwen3_moe", Dtype::F16);
     let steps = |experts| {
         let plan = planned(&golden, experts).unwrap();
-        plan.programs[0]
-            .steps
-            .iter()
-            .map(|step| step.label.clone())
-            .collect::<Vec<_>>()
+        let steps = plan.program(ProgramKind::Decode).steps.iter();
+        steps.map(|step| step.label.clone()).collect::<Vec<_>>()
     };
     let plain = steps(ExpertOptions::default());
     assert!(plain.iter().all(|label| !label.ends_with(".count")));
@@ -141,7 +128,7 @@ fn plans_that_do_not_count_have_no_steps_for_it() {
     assert!(counting.len() > plain.len());
 }
 
-/// Every number of slots, types with and without scales, in chunks that want more experts than there are slots.
+/// Every number of slots, types with and without scales, chunks that need more experts than there are slots.
 #[test]
 fn paged_experts_give_the_same_bits() {
     for (name, quant) in [
@@ -161,8 +148,8 @@ fn paged_experts_give_the_same_bits() {
         let (experts, top_k) = experts(&golden);
         for count in top_k..experts {
             let mut session = on_device(&golden, slots(count));
-            assert!(!session.plan().paged.is_empty());
-            assert!(session.plan().weight_bytes() < resident.plan().weight_bytes());
+            assert!(!session.plan().graph.paged.is_empty());
+            assert!(session.plan().graph.weight_bytes() < resident.plan().graph.weight_bytes());
             for (prefill, wanted) in [40, 21].into_iter().zip(&wanted) {
                 assert!(
                     logits(&mut session, &tokens, prefill) == *wanted,
@@ -186,7 +173,7 @@ fn paged_experts_give_the_same_bits() {
 }
 
 #[test]
-fn fewer_slots_than_a_token_takes_are_out_of_memory() {
+fn fewer_slots_than_top_k_are_out_of_memory() {
     let golden = golden("qwen3_moe", Dtype::F16);
     let (_, top_k) = experts(&golden);
     assert_eq!(planned(&golden, slots(top_k - 1)).unwrap_err().kind, Kind::OutOfMemory);
@@ -210,22 +197,12 @@ fn narrow(layers: usize) -> Shape {
     }
 }
 
-fn placed(tensors: &Arc<dyn Tensors>, shape: &Shape, vram_mb: Option<u64>) -> Result<Placed> {
+fn placed(tensors: &Arc<dyn Tensors>, shape: &Shape, vram_mb: Option<u64>) -> Result<LoadedModel> {
     let (arch, _) = synthetic(shape, Dtype::Q8Row).unwrap();
-    let options = LoadOptions {
-        ctx: Some(128),
-        vram_mb,
-        all_logits: true,
-        ..LoadOptions::default()
-    };
-    Placed::new(
-        &arch,
-        tensors.clone(),
-        Some(crate::device()),
-        None,
-        &options,
-        &mut |_, _| ControlFlow::Continue(()),
-    )
+    let options = LoadOptions::default().ctx(128).vram_mb(vram_mb).all_logits(true);
+    LoadedModel::new(&arch, tensors.clone(), Some(crate::device()), &options, &mut |_, _| {
+        ControlFlow::Continue(())
+    })
 }
 
 fn answer(session: &mut Session) -> Vec<u32> {
@@ -250,7 +227,7 @@ fn answer(session: &mut Session) -> Vec<u32> {
 fn a_model_larger_than_the_memory_allowed_is_paged() {
     let shape = narrow(4);
     let (_, plain) = synthetic(&shape, Dtype::Q8Row).unwrap();
-    // Gates in another type than the rest of their experts.
+    // The gates have another type than the rest of the experts.
     let recoded = plain.infos().iter().enumerate().map(|(id, info)| {
         let (bytes, shape) = (plain.bytes(id).unwrap(), info.shape.clone());
         if !(info.name.contains(".experts.") && info.name.contains("gate_proj")) {
@@ -272,19 +249,22 @@ fn a_model_larger_than_the_memory_allowed_is_paged() {
     larger_than_the_memory_allowed(&shape, Arc::new(recoded), 128 * (2 * row + 128 / 32 * 18));
 }
 
-/// With experts of so many bytes.
+/// A model with experts of this many bytes.
 fn larger_than_the_memory_allowed(shape: &Shape, tensors: Arc<dyn Tensors>, expert: u64) {
     let mut whole = placed(&tensors, shape, None).unwrap();
-    assert_eq!(whole.placement.notice, None);
-    let needs = |placed: &Placed| placed.placement.weight_bytes + placed.placement.buffer_bytes;
+    assert_eq!(whole.report.notices, []);
+    let needs = |placed: &LoadedModel| placed.report.weight_bytes + placed.report.buffer_bytes;
     let limit = needs(&whole) / (1 << 20) - 2;
     let mut paged = placed(&tensors, shape, Some(limit)).unwrap();
     assert!(needs(&paged) <= limit << 20, "{}", needs(&paged));
     assert_eq!(paged.session.counters().gpu_bytes, needs(&paged));
-    // As many as fit: one more in each layer would not.
+    // As many slots as fit: one more in each layer would not fit.
     assert!(needs(&paged) + 4 * expert > limit << 20);
-    let notice = paged.placement.notice.clone().unwrap();
-    assert!(notice.contains("of 64 experts a layer"), "{notice}");
+    let paging = &paged.report.notices;
+    assert!(
+        matches!(paging[..], [Notice::ExpertsPaged { experts: 64, .. }]),
+        "{paging:?}"
+    );
     assert_eq!(answer(&mut paged.session), answer(&mut whole.session));
     let tokens: Vec<u32> = (0..100).map(|i| i * 41 % 128).collect();
     let [found, wanted] = [&mut paged, &mut whole].map(|placed| logits(&mut placed.session, &tokens, 80));
@@ -293,7 +273,7 @@ fn larger_than_the_memory_allowed(shape: &Shape, tensors: Arc<dyn Tensors>, expe
 
     let err = placed(&tensors, shape, Some(1)).err().unwrap();
     assert_eq!(err.kind, Kind::OutOfMemory);
-    for part in ["--vram-mb allows 1", "4 of 64 experts"] {
+    for part in ["the memory limit is 1 MiB", "4 of 64 experts"] {
         assert!(err.message.contains(part), "{}", err.message);
     }
 }

@@ -1,17 +1,17 @@
-//! Paged experts under task masks: the same bits as with all experts in place, and nothing is fetched that a mask leaves out.
+//! Paged experts under task masks: the same bits as with all experts on the device. Masked experts are not fetched.
 
 use crate::paged::{Network, Projection, logits, prompt};
-use cmf_gpu::container::{Mask, TensorId, Tensors};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::engine::Placed;
+use cmf_gpu::engine::LoadedModel;
+use cmf_gpu::lm::Plan;
+use cmf_gpu::lm::run::Session;
 use cmf_gpu::options::{LoadOptions, TaskChoice};
-use cmf_gpu::program::Plan;
-use cmf_gpu::session::Session;
+use cmf_gpu::source::{Mask, TensorId, Tensors};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 const PREFILLS: [usize; 2] = [40, 21];
-/// Experts that each task leaves, by mixture. The last of the first has fewer than the two that a token takes.
+/// The experts of each mixture that each task leaves. In the last mixture of the first task a token gets fewer than its two.
 const KEPT: [(&str, [&[usize]; 3]); 2] = [
     ("few", [&[2, 3, 5, 6], &[0, 3, 4, 6], &[5]]),
     ("late", [&[3, 4, 5, 6, 7], &[1, 2], &[0, 2, 4, 6, 7]]),
@@ -34,7 +34,7 @@ fn network(dtype: impl Fn(Projection) -> Dtype) -> Network {
     })
 }
 
-/// The plan with a task's mask in force, or none.
+/// The plan under a task's mask, or none.
 fn tasked(network: &Network, plan: &Plan, task: Option<usize>) -> Plan {
     let masks = network.model().masks;
     plan.with_mask(task.map(|task| &masks.masks[task])).unwrap()
@@ -66,8 +66,8 @@ fn all_logits(session: &mut Session, tokens: &[u32]) -> Vec<Vec<u32>> {
 #[test]
 fn masks_decide_which_experts_are_fetched() {
     let tokens = prompt("qwen3_moe");
-    // Of one type, of one whose rows vary, in two banks, of which a mask may leave one without any expert, and with gates that
-    // lie apart.
+    // One type; a type whose rows vary; two banks, of which a mask may leave one without experts; gates in a matrix of their
+    // own.
     let types: [fn(Projection) -> Dtype; 4] = [
         |_| Dtype::F16,
         |_| Dtype::Q1t,
@@ -93,8 +93,8 @@ fn masks_decide_which_experts_are_fetched() {
         let counts = if number == 2 { &[2, 3][..] } else { &[2, 4, 7] };
         for &slots in counts {
             let plan = network.plan(Some(slots), 1 << 30).unwrap();
-            assert!(!plan.paged.is_empty());
-            // The mask is in force from the beginning, and after every other.
+            assert!(!plan.graph.paged.is_empty());
+            // A mask is selected at first, and after every other one.
             let mut session = network.session(tasked(&network, &plan, Some(1)));
             for task in [1, 0, 2, 0, 1, 2, 1] {
                 let mask = [None, Some(0), Some(1)][task];
@@ -114,7 +114,7 @@ fn masks_decide_which_experts_are_fetched() {
     }
 }
 
-/// Where a mask leaves no more experts than there are slots, they come once.
+/// Experts are fetched once if a mask leaves no more than there are slots.
 #[test]
 fn experts_that_fit_under_a_mask_stay() {
     let network = network(|_| Dtype::Q4Block);
@@ -135,30 +135,23 @@ fn tasks_change_on_a_paged_engine() {
     let network = network(|_| Dtype::VbitRo);
     let tokens = prompt("qwen3_moe");
     let placed = |vram_mb| {
-        let options = LoadOptions {
-            ctx: Some(96),
-            vram_mb,
-            all_logits: true,
-            task: TaskChoice::Named("few".into()),
-            ..LoadOptions::default()
-        };
+        let options = LoadOptions::default()
+            .ctx(64)
+            .vram_mb(vram_mb)
+            .all_logits(true)
+            .task(TaskChoice::Named("few".into()));
         let device = Some(crate::device());
         let tensors = network.tensors.clone();
         let mut silent = |_, _| ControlFlow::Continue(());
-        Placed::new(&network.arch, tensors, device, None, &options, &mut silent)
+        LoadedModel::new(&network.arch, tensors, device, &options, &mut silent)
     };
     let mut whole = placed(None).unwrap();
-    let bytes = whole.placement.weight_bytes + whole.placement.buffer_bytes;
-    assert_eq!(whole.placement.expert_slots, None);
-    // Rounded down it does not fit.
+    let bytes = whole.report.weight_bytes + whole.report.buffer_bytes;
+    assert_eq!(whole.report.expert_slots, None);
+    // It does not fit into whole MiB, rounded down.
     assert!(!bytes.is_multiple_of(1 << 20));
     let mut paged = placed(Some(bytes / (1 << 20))).unwrap();
-    assert!(
-        paged
-            .placement
-            .expert_slots
-            .is_some_and(|slots| (2..8).contains(&slots))
-    );
+    assert!(paged.report.expert_slots.is_some_and(|slots| (2..8).contains(&slots)));
     let choices = ["few", "late", "few"].map(|name| TaskChoice::Named(name.into()));
     for choice in [&choices[..], &[TaskChoice::Full]].concat() {
         whole.set_task(&choice).unwrap();

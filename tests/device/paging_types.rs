@@ -1,28 +1,27 @@
-//! Paged experts of types whose rows vary in size, of several types in a layer, and of what else makes a bank unusual.
+//! Paged experts of types whose rows vary in size, of several types in a layer, and of other unusual banks.
 
 use crate::paged::{Network, logits, prompt};
-use cmf_gpu::container::Tensors;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::Kind;
-use std::sync::Arc;
+use cmf_gpu::source::Tensors;
 
-/// What prompts are run in chunks.
+/// Tokens that run in chunks; the rest are decoded.
 const PREFILLS: [usize; 2] = [40, 21];
 
-/// With every number of slots the same bits as with all experts in place.
+/// With every number of slots, the bits are the same as with all experts on the device.
 fn same_bits(name: &str, network: &Network) {
     let tokens = prompt(name);
     let mut resident = network.paged(None);
     let wanted = PREFILLS.map(|prefill| logits(&mut resident, &tokens, prefill).unwrap());
-    // Nothing is a test of experts that do not matter.
+    // Experts that do not matter would not be tested.
     assert_ne!(wanted[0], vec![wanted[0][0]; wanted[0].len()]);
     let (experts, top_k) = network.experts();
     for slots in top_k..experts {
         let mut session = network.paged(Some(slots));
-        assert!(!session.plan().paged.is_empty());
+        assert!(!session.plan().graph.paged.is_empty());
         // A slot has room for the largest expert.
         if slots == top_k {
-            assert!(session.plan().weight_bytes() < resident.plan().weight_bytes());
+            assert!(session.plan().graph.weight_bytes() < resident.plan().graph.weight_bytes());
         }
         for (prefill, wanted) in PREFILLS.into_iter().zip(&wanted) {
             let found = logits(&mut session, &tokens, prefill).unwrap();
@@ -35,9 +34,9 @@ fn same_bits(name: &str, network: &Network) {
 }
 
 #[test]
-fn experts_whose_rows_vary_page() {
+fn experts_with_rows_of_varying_size_page() {
     for dtype in [Dtype::Vbit, Dtype::VbitRo, Dtype::Q1, Dtype::Q1s, Dtype::Q1t] {
-        // Without a shared expert, with one that stands in the bank, and with one that does not.
+        // Without a shared expert, with one in the bank, and with one in another matrix.
         same_bits("qwen3_moe", &Network::of("qwen3_moe", |_| dtype));
         same_bits("qwen2_moe", &Network::of("qwen2_moe", |_| dtype));
         let apart = Network::of("qwen3_5_moe", |projection| match projection.expert {
@@ -50,13 +49,13 @@ fn experts_whose_rows_vary_page() {
 
 #[test]
 fn experts_of_several_types_in_a_layer_page() {
-    // Three banks, of which one holds all of its experts when there are few slots.
+    // Three groups. With few slots, one of them holds all of its experts.
     let kinds = [Dtype::Q1s, Dtype::Q8Row, Dtype::VbitRo];
     let by_expert = Network::of("qwen2_moe", |projection| kinds[projection.expert.unwrap_or(0) % 3]);
     let (experts, top_k) = by_expert.experts();
-    let banks = |slots| by_expert.plan(Some(slots), 1 << 30).unwrap().paged.len();
+    let banks = |slots| by_expert.plan(Some(slots), 1 << 30).unwrap().graph.paged.len();
     let mixtures = by_expert.plan(None, 1 << 30).unwrap();
-    assert!(mixtures.paged.is_empty());
+    assert!(mixtures.graph.paged.is_empty());
     assert_eq!((banks(top_k), banks(experts)), (0, 0), "3, 3 and 2 experts");
     let kinds = [Dtype::Q1s, Dtype::VbitRo];
     let by_expert = Network::of("qwen3_moe", |projection| kinds[projection.expert.unwrap_or(0) % 2]);
@@ -64,14 +63,14 @@ fn experts_of_several_types_in_a_layer_page() {
     let mut resident = by_expert.paged(None);
     for slots in [2, 3] {
         let mut session = by_expert.paged(Some(slots));
-        assert_eq!(session.plan().paged.len(), 6, "two banks in each of three layers");
+        assert_eq!(session.plan().graph.paged.len(), 6, "two banks in each of three layers");
         for prefill in PREFILLS {
             let [found, wanted] = [&mut session, &mut resident].map(|s| logits(s, &tokens, prefill).unwrap());
             assert!(found == wanted, "{slots} slots, {prefill} in chunks");
         }
         assert!(session.counters().expert_misses > 0);
     }
-    // No two projections of an expert alike, so that gate and up lie apart, and layers that differ.
+    // Each projection of an expert has another type, so gate and up are in different matrices; layers differ.
     let by_part = Network::of("qwen3_moe", |projection| {
         match (projection.part, projection.layer % 2) {
             ("gate_proj", _) => Dtype::Vbit,
@@ -83,12 +82,12 @@ fn experts_of_several_types_in_a_layer_page() {
     same_bits("qwen3_moe", &by_part);
 }
 
-/// Some experts have gate and up projections of two types, the others have not: banks of both kinds, of which one holds all
-/// of its experts where there are few of them, beside a shared expert of either kind.
+/// Some experts have gate and up projections of two types, the others of one: banks of both kinds, of which one may hold all of
+/// its experts, and a shared expert of either kind.
 #[test]
-fn experts_whose_gates_lie_apart_page_beside_others() {
+fn experts_with_separate_gate_matrices_page_together_with_others() {
     type IsApart = fn(Option<usize>) -> bool;
-    // With how many experts there are of each kind.
+    // With the number of experts of each kind.
     let apart: [(IsApart, [usize; 2]); 4] = [
         (|expert| expert.is_some_and(|expert| expert % 2 == 0), [4, 4]),
         (|expert| expert.is_none_or(|expert| expert < 3), [3, 5]),
@@ -105,8 +104,8 @@ fn experts_whose_gates_lie_apart_page_beside_others() {
         let wanted = PREFILLS.map(|prefill| logits(&mut resident, &tokens, prefill).unwrap());
         for slots in 3..members_of[0].max(members_of[1]) {
             let mut session = network.paged(Some(slots));
-            // Of both kinds in each of two layers.
-            let banks = &session.plan().paged;
+            // Both kinds in each of two layers.
+            let banks = &session.plan().graph.paged;
             let members = |of_one: bool| -> Vec<usize> {
                 let banks = banks
                     .iter()
@@ -129,7 +128,7 @@ fn experts_whose_gates_lie_apart_page_beside_others() {
 
 #[test]
 fn banks_in_several_segments_page() {
-    // Of two types, the gates lie apart.
+    // With two types, gates are in a matrix of their own.
     let types = [Dtype::VbitRo, Dtype::Q1s, Dtype::Q1t, Dtype::Q82f].map(|dtype| [dtype; 2]);
     for [dtype, gate] in types
         .into_iter()
@@ -142,8 +141,8 @@ fn banks_in_several_segments_page() {
         let tokens = prompt("qwen3_moe");
         let mut resident = network.paged(None);
         let mut session = network.session(network.plan(Some(7), 33_000).unwrap());
-        let banks = session.plan().paged.clone();
-        let segments = |id: usize| session.plan().matrices[id].segments.len();
+        let banks = session.plan().graph.paged.clone();
+        let segments = |id: usize| session.plan().graph.matrices[id].segments.len();
         let mut gates_and_ups = banks.iter().flat_map(|bank| bank.gate_up);
         let is_cut = gates_and_ups.any(|matrix| segments(matrix) > 1);
         assert!(is_cut, "{} and {}", gate.name(), dtype.name());
@@ -155,20 +154,20 @@ fn banks_in_several_segments_page() {
     }
 }
 
-/// A token's layer may be applied again: its experts are in the same slots then.
+/// In a network that is applied twice, a layer's experts are in the same slots both times.
 #[test]
-fn experts_of_layers_that_are_applied_again_page() {
+fn experts_of_looped_layers_page() {
     let mut network = Network::of("qwen3_moe", |_| Dtype::Q1s);
     network.arch.num_loops = 2;
     same_bits("qwen3_moe", &network);
     let plan = network.plan(Some(2), 1 << 30).unwrap();
-    assert_eq!(plan.paged.len(), 3);
-    assert!(plan.paged.iter().all(|bank| bank.tables.len() == 2));
+    assert_eq!(plan.graph.paged.len(), 3);
+    assert!(plan.graph.paged.iter().all(|bank| bank.tables.len() == 2));
 }
 
-/// Every expert of every layer is wanted by one chunk of a prompt, and there are slots for those of one token.
+/// A chunk of a prompt needs every expert, with slots for those of one token.
 #[test]
-fn a_chunk_that_wants_all_experts_gets_them_in_turns() {
+fn a_chunk_that_needs_all_experts_gets_them_in_several_fetches() {
     let network = Network::of("qwen3_moe", |_| Dtype::Vbit);
     let (experts, top_k) = network.experts();
     let tokens: Vec<u32> = prompt("qwen3_moe").into_iter().take(40).collect();
@@ -195,13 +194,13 @@ fn a_chunk_that_wants_all_experts_gets_them_in_turns() {
 }
 
 #[test]
-fn what_cannot_be_fetched_is_an_error_and_nothing_else() {
+fn an_expert_that_cannot_be_read_is_an_error() {
     for dtype in [Dtype::Q1s, Dtype::F16] {
         let network = Network::of("qwen3_moe", |_| dtype);
         let tokens = prompt("qwen3_moe");
         let wanted = logits(&mut network.paged(None), &tokens, 21).unwrap();
         let mut session = network.paged(Some(3));
-        // Each of an expert's projections, of one that is there at first and of one that is not.
+        // Each projection, of an expert that is on the device at first and of others.
         for name in [
             "model.layers.1.mlp.experts.0.gate_proj.weight",
             "model.layers.2.mlp.experts.6.up_proj.weight",
@@ -218,11 +217,11 @@ fn what_cannot_be_fetched_is_an_error_and_nothing_else() {
     }
 }
 
-/// A change of tensors makes banks anew, larger or smaller, and forgets what was in their slots.
+/// Replaced tensors make new banks, larger or smaller, and empty their slots.
 #[test]
-fn other_experts_take_the_place_of_paged_ones() {
+fn paged_experts_can_be_replaced() {
     let tokens = prompt("qwen3_moe");
-    // Of the same type as the first, and with more in each row.
+    // The same type as the first, with more in each row.
     let more = Network::richer("qwen3_moe", 2, |_| Dtype::Q1s);
     let [first, second] = [Dtype::Q1s, Dtype::Vbit].map(|dtype| Network::of("qwen3_moe", |_| dtype));
     let networks = [first, second, more];
@@ -235,12 +234,8 @@ fn other_experts_take_the_place_of_paged_ones() {
     let mut session = networks[0].paged(Some(3));
     for next in [0, 1, 0, 2, 0] {
         let network = &networks[next];
-        let plan = Arc::new(network.plan(Some(3), crate::device().max_binding()).unwrap());
-        session
-            .change(plan.clone(), |executor| {
-                executor.replace(plan, network.tensors.clone(), &changed)
-            })
-            .unwrap();
+        let plan = network.plan(Some(3), crate::device().max_binding()).unwrap();
+        session.replace(plan, network.tensors.clone(), &changed).unwrap();
         for _ in 0..2 {
             session.clear();
             assert!(logits(&mut session, &tokens, 21).unwrap() == wanted[next], "{next}");
@@ -248,7 +243,7 @@ fn other_experts_take_the_place_of_paged_ones() {
     }
 }
 
-/// Experts that came before one that could not are there, and the device knows it.
+/// Experts that were fetched before the one that failed are on the device and known to be there.
 #[test]
 fn after_a_fetch_that_failed_halfway_every_token_is_right() {
     let network = Network::of("qwen3_moe", |_| Dtype::Q8Row);
@@ -277,10 +272,10 @@ fn after_a_fetch_that_failed_halfway_every_token_is_right() {
     assert!(failures >= 4, "{failures} failures");
 }
 
-/// A layer that has no more experts than there are slots keeps all of them.
+/// A layer with no more experts than slots keeps all of them.
 #[test]
 fn layers_with_fewer_experts_stay_as_they_are() {
-    // Of 8 experts the first mixture has 5, the second 3.
+    // The first mixture has 5 of 8 experts, the second 3.
     let kept = |layer: &str| match layer {
         "1" => 5,
         "2" => 3,
@@ -306,7 +301,7 @@ fn layers_with_fewer_experts_stay_as_they_are() {
     let mut resident = network.paged(None);
     for (slots, paged) in [(2, 3), (3, 2), (4, 2), (5, 1), (7, 1)] {
         let mut session = network.paged(Some(slots));
-        assert_eq!(session.plan().paged.len(), paged);
+        assert_eq!(session.plan().graph.paged.len(), paged);
         for prefill in PREFILLS {
             let [found, wanted] = [&mut session, &mut resident].map(|s| logits(s, &tokens, prefill).unwrap());
             assert!(found == wanted, "{slots} slots, {prefill} in chunks");

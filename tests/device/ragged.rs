@@ -1,12 +1,11 @@
-//! Matrices whose columns are no whole units of 32: what lies behind a row's last column, in the weights and in what they meet,
-//! counts nothing.
+//! Matrices whose columns are not a multiple of 32: weights and activations after a row's last column have no effect.
 
-use crate::masks::{Network, Where, apart, gathered, golden, greedy, logits, prompt};
+use crate::masks::{Network, apart, gathered, golden, greedy, logits, prompt};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
 use cmf_gpu::dtype::planes::Planes;
 
-/// A golden model whose layers have ever fewer neurons, so that each finds behind its own what the one before it left there.
+/// A golden model of which each layer has fewer neurons than the one before, whose activations are still in the buffer.
 fn narrowing(name: &'static str, dtype: Dtype) -> Network {
     let golden = golden(name);
     let neurons = golden.tensors.header().arch.intermediate_size;
@@ -39,24 +38,32 @@ fn narrowing(name: &'static str, dtype: Dtype) -> Network {
 }
 
 #[test]
-fn what_another_layer_left_behind_a_row_counts_nothing() {
+fn what_another_layer_left_after_a_row_has_no_effect() {
     let name = "qwen2";
     let tokens = prompt(name);
     for dtype in [Dtype::Q4Block, Dtype::Q8Row, Dtype::Q82f, Dtype::F16] {
         let network = narrowing(name, dtype);
         let plan = network.plan(crate::device().max_binding());
-        let flat = plan.matrices.iter().filter(|matrix| matrix.planes == Planes::Nib4Flat);
+        let flat = plan
+            .graph
+            .matrices
+            .iter()
+            .filter(|matrix| matrix.planes == Planes::Nib4Flat);
         assert_eq!(
             flat.count() > 1,
             dtype == Dtype::Q4Block,
             "{}: straddling groups",
             dtype.name()
         );
-        let [mut device, mut host] = [Where::Device, Where::Host].map(|place| network.session(place));
+        let [mut device, mut host] = crate::PLACES.map(|place| network.session(place));
         for prefill in [0, 5, tokens.len()] {
             let [found, wanted] = [&mut device, &mut host].map(|session| logits(session, &tokens, prefill));
             let apart = apart(&found, &wanted);
-            assert!(apart < 1e-5, "{}, prefill {prefill}: {apart:e} apart", dtype.name());
+            assert!(
+                apart < 1e-5,
+                "{}, prefill {prefill}: they differ by {apart:e}",
+                dtype.name()
+            );
         }
         let [found, wanted] = [&mut device, &mut host].map(|session| greedy(session, &tokens));
         assert_eq!(found, wanted, "{}", dtype.name());

@@ -1,17 +1,16 @@
-//! Networks with recurrent layers: their states against what was recorded, whatever the chunks; going back to an earlier
-//! position; how many dispatches a layer takes; both ways to store the inputs; a file of another writer.
+//! Networks with recurrent layers: their states compared with recorded ones, for any chunks; going back to an earlier position;
+//! the number of dispatches; both ways to store the inputs; a file of another writer.
 
 use crate::golden::Recorded;
 use crate::goldens::Golden;
-use cmf_gpu::container::{Container, Tensors};
+use crate::{PLACES, Place};
 use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::{Kv, Op};
-use cmf_gpu::program::{Executor, ExpertOptions, Grid, Plan, PlanOptions};
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::lm::run::{Cancel, Generation, Session};
+use cmf_gpu::lm::{LowerOptions, ProgramKind};
+use cmf_gpu::op::{Grid, Kv, Op};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Generation, Session};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -48,16 +47,15 @@ fn generate(session: &mut Session, count: usize) -> Vec<u32> {
     found
 }
 
-/// What a layer's buffer of this name holds.
+/// The contents of a layer's buffer.
 fn words(session: &mut Session, layer: usize, part: &str) -> Vec<u32> {
     let label = format!("layer.{layer:02}.gdn.{part}");
-    let buffers = &session.plan().buffers;
-    let id = buffers.iter().position(|buffer| buffer.label == label).unwrap();
-    let count = buffers[id].bytes as usize / 4;
-    session.executor().read(id, 0, count).unwrap()
+    let id = crate::buffer(session.plan(), &label);
+    let count = session.plan().graph.buffers[id].bytes as usize / 4;
+    session.read_buffer(id, 0, count).unwrap()
 }
 
-/// The state of every recurrent layer after the last position that was run.
+/// The state of every recurrent layer after the last position.
 fn states(session: &mut Session) -> Vec<Vec<u32>> {
     let slots = session.plan().kept_states.unwrap() as usize;
     let last = session.cached().len() - 1;
@@ -87,7 +85,7 @@ fn states_are_the_recorded_ones(session: &mut Session) {
             bytemuck::cast_slice(found),
             &flat("recurrent_state"),
         );
-        // Four value heads, two to a key head, each with the inputs of q, k and v: 32 channels a head.
+        // Four value heads, two per key head, each with the inputs of q, k and v: 32 channels per head.
         let ring = words(session, layer, "ring");
         let ring: &[f32] = bytemuck::cast_slice(&ring);
         let (inputs, positions) = (96, 5);
@@ -110,13 +108,13 @@ fn model() -> Golden {
 }
 
 #[test]
-fn states_on_the_device() {
+fn states_on_the_device_equal_the_recorded_ones() {
     let golden = model();
     states_are_the_recorded_ones(&mut golden.device(16));
 }
 
 #[test]
-fn states_on_the_host() {
+fn states_on_the_host_equal_the_recorded_ones() {
     let golden = model();
     states_are_the_recorded_ones(&mut golden.host(64));
 }
@@ -137,32 +135,25 @@ fn chunks_of_every_size_leave_the_same_bits() {
     }
 }
 
-/// A prompt that takes four times as long when it is twice as long, or one dispatch that takes as long as the prompt is.
+/// Guards against a cost that grows faster than the prompt, and against dispatches that take longer for longer prompts.
 #[test]
-fn a_prompt_costs_recurrent_layers_as_much_as_it_is_long() {
+fn the_cost_of_recurrent_layers_is_linear_in_the_length_of_the_prompt() {
     let golden = model();
     let plan = golden.plan(16, 1 << 30);
-    let recurrent = plan.programs[0]
-        .steps
+    let steps = &plan.program(ProgramKind::Decode).steps;
+    let recurrent = steps
         .iter()
         .filter(|step| (0..LAYERS).any(|layer| step.label.starts_with(&format!("layer.{layer:02}."))));
-    // No step of them has more to do at a later position.
+    // None of their steps has more work at a later position.
     assert!(recurrent.clone().count() > LAYERS);
-    recurrent.for_each(|step| assert!(!matches!(step.grid, Grid::Blocks(_)), "{}", step.label));
+    recurrent.for_each(|step| assert!(!matches!(step.op.grid(), Grid::Blocks(_)), "{}", step.label));
     let dispatches = |tokens: usize| {
-        let device = crate::device();
-        let options = PlanOptions {
-            ctx: 520,
-            chunk: 16,
+        let options = LowerOptions {
             kv: Kv::F16,
-            max_binding: device.max_binding(),
-            all_logits: false,
-            drafts: 0,
-            experts: ExpertOptions::default(),
+            ..crate::options(520)
         };
         let plan = crate::plan_of(&golden.tensors, &options);
-        let executor = GpuExecutor::new(device, plan.clone(), &*golden.tensors, &mut |_, _| Ok(())).unwrap();
-        let mut session = Session::new(plan, Box::new(executor));
+        let mut session = crate::session(Place::Device, &plan, golden.tensors.clone());
         let before = session.counters().dispatches;
         prefill(
             &mut session,
@@ -171,46 +162,36 @@ fn a_prompt_costs_recurrent_layers_as_much_as_it_is_long() {
         session.counters().dispatches - before
     };
     let [half, whole] = [256, 512].map(dispatches);
-    assert!(half >= 16 * plan.programs[0].steps.len() as u64 / 2, "{half}");
-    // The head, which only the last chunk has.
+    assert!(half >= 16 * steps.len() as u64 / 2, "{half}");
+    // Only the last chunk has the head.
     assert!(
         whole <= 2 * half && whole + 16 >= 2 * half,
         "{half} and {whole} dispatches"
     );
 }
 
-fn with_drafts(golden: &Golden, drafts: u32, host: bool) -> Session {
-    let device = crate::device();
-    let options = PlanOptions {
-        ctx: 96,
-        chunk: 16,
-        kv: Kv::F32,
-        max_binding: device.max_binding(),
-        all_logits: false,
+fn with_drafts(golden: &Golden, drafts: u32, place: Place) -> Session {
+    let options = LowerOptions {
         drafts,
-        experts: ExpertOptions::default(),
+        ..crate::options(96)
     };
-    let plan: Arc<Plan> = crate::plan_of(&golden.tensors, &options);
-    let executor: Box<dyn Executor> = match host {
-        true => Box::new(HostExecutor::new(plan.clone(), golden.tensors.clone()).unwrap()),
-        false => Box::new(GpuExecutor::new(device, plan.clone(), &*golden.tensors, &mut |_, _| Ok(())).unwrap()),
-    };
-    Session::new(plan, executor)
+    let plan = crate::plan_of(&golden.tensors, &options);
+    crate::session(place, &plan, golden.tensors.clone())
 }
 
-/// After other text a session gives what a fresh one gives, and says how much it ran again.
-fn goes_back(host: bool) {
+/// After other text a session computes what a fresh one computes, and reports how many tokens it ran again.
+fn goes_back(place: Place) {
     let golden = model();
     let (first, second) = (prompt(2), prompt(1));
     for drafts in [0, 3] {
         let branch = |shared: usize| [&first[..shared], &second[..]].concat();
         let fresh = |tokens: &[u32]| {
-            let mut session = with_drafts(&golden, drafts, host);
+            let mut session = with_drafts(&golden, drafts, place);
             prefill(&mut session, tokens);
             (states(&mut session), generate(&mut session, 6))
         };
-        let mut session = with_drafts(&golden, drafts, host);
-        // `far`: 0 asks for the same bits.
+        let mut session = with_drafts(&golden, drafts, place);
+        // With `far` = 0 the bits are the same.
         let again = |session: &mut Session, tokens: &[u32], ran: usize, far: f32| {
             assert_eq!(
                 prefill(session, tokens),
@@ -228,14 +209,14 @@ fn goes_back(host: bool) {
             assert_eq!(answer, tokens);
         };
         again(&mut session, &first, 40, 0.0);
-        // An answer of six tokens, of which five were run; a conversation that goes on from there runs what is new.
+        // Five tokens of an answer of six were run. A longer conversation runs only its new tokens.
         assert_eq!(session.cached().len(), 45);
         let longer = [session.cached(), &second].concat();
-        // The answer's tokens were summed in the order of decoding.
+        // Decoding summed the answer's tokens in another order.
         again(&mut session, &longer, 7, 1e-4);
-        // Another text from the middle on: all of it, since the states are past that.
+        // Another text from the middle on: all of it runs, because the states are past that position.
         again(&mut session, &branch(20), 27, 0.0);
-        // Back by two positions, by three, by four: as far as states are kept.
+        // Back by two, three and four positions: as far as states are kept.
         for back in [2, 3, 4] {
             session.clear();
             prefill(&mut session, &first);
@@ -248,12 +229,12 @@ fn goes_back(host: bool) {
 
 #[test]
 fn going_back_never_uses_a_later_state_on_the_device() {
-    goes_back(false);
+    goes_back(Place::Device);
 }
 
 #[test]
 fn going_back_never_uses_a_later_state_on_the_host() {
-    goes_back(true);
+    goes_back(Place::Host);
 }
 
 #[test]
@@ -262,23 +243,25 @@ fn a_layer_takes_at_most_six_dispatches() {
         let golden = Golden::of("qwen3_5", crate::golden("qwen3_5", quant));
         let plan = golden.plan(16, 1 << 30);
         let layer = |n: usize| {
-            let steps = plan.programs[0].steps.iter();
+            let steps = plan.program(ProgramKind::Decode).steps.iter();
             steps
                 .filter(|step| step.label.starts_with(&format!("layer.{n:02}.")))
                 .count()
         };
         assert_eq!([0, 1, 2, 3].map(layer), [wanted, wanted, wanted, 7], "{}", quant.name());
-        let caches = plan.buffers.iter().filter(|buffer| buffer.label.ends_with("_cache"));
+        let caches = plan
+            .graph
+            .buffers
+            .iter()
+            .filter(|buffer| buffer.label.ends_with("_cache"));
         assert_eq!(caches.count(), 2, "only attention has caches");
         let is_delta = |op: &Op| matches!(op, Op::DeltaNet(_));
-        assert_eq!(
-            plan.programs[1].steps.iter().filter(|step| is_delta(&step.op)).count(),
-            LAYERS
-        );
+        let prefill = plan.program(ProgramKind::Prefill).steps.iter();
+        assert_eq!(prefill.filter(|step| is_delta(&step.op)).count(), LAYERS);
     }
 }
 
-/// The same weights as a `qwen3_next` model stores them: for each key head its q, k, v, z rows, and its b, a rows.
+/// The same weights in the order of a `qwen3_next` model: for each key head its q, k, v, z rows, and its b, a rows.
 fn fused() -> Golden {
     let source = crate::golden::dir("qwen3_5");
     let dir = tempfile::tempdir().unwrap();
@@ -296,7 +279,7 @@ fn fused() -> Golden {
                 .tensor(&format!("model.layers.{layer}.linear_attn.in_proj_{part}.weight"))
                 .unwrap()
         };
-        // Two key heads of 32, each with two value heads of 32; rows of 64 columns of 2 bytes.
+        // Two key heads of 32 elements, each with two value heads of 32; rows of 64 columns of 2 bytes.
         let rows =
             |view: &TensorView, first: usize, count: usize| view.data()[first * 128..(first + count) * 128].to_vec();
         let (qkv, z, b, a) = (part("qkv"), part("z"), part("b"), part("a"));
@@ -335,7 +318,7 @@ fn fused() -> Golden {
     let out = dir.path().join("model.cmf");
     let options = Options::new(Dtype::F16);
     convert(dir.path(), &out, &options, &mut |_| ControlFlow::Continue(())).unwrap();
-    let container = Container::open(&out).unwrap();
+    let container = CmfContainer::open(&out).unwrap();
     assert!(
         container
             .find("model.layers.0.linear_attn.in_proj_qkvz.weight")
@@ -345,7 +328,7 @@ fn fused() -> Golden {
 }
 
 #[test]
-fn inputs_stored_by_key_head_compute_the_same() {
+fn inputs_that_are_stored_by_key_head_compute_the_same() {
     let golden = fused();
     golden.check(&mut golden.device(16));
     golden.check(&mut golden.host(64));
@@ -353,12 +336,12 @@ fn inputs_stored_by_key_head_compute_the_same() {
 }
 
 #[test]
-fn a_file_of_another_writer_gives_its_recorded_tokens() {
+fn a_recurrent_model_of_another_program_gives_its_recorded_tokens() {
     let interop = crate::golden::fixture("../interop");
     let manifest: Value = serde_json::from_slice(&std::fs::read(interop.join("manifest.json")).unwrap()).unwrap();
     let mut entries = manifest["files"].as_array().unwrap().iter();
     let entry = entries.find(|entry| entry["name"] == "qwen3_5-q4tp").unwrap();
-    let container = Container::open(&interop.join(entry["file"].as_str().unwrap())).unwrap();
+    let container = CmfContainer::open(&interop.join(entry["file"].as_str().unwrap())).unwrap();
     let golden = Golden::of("qwen3_5", (Arc::new(container), tempfile::tempdir().unwrap()));
     let mut runs = 0;
     for run in entry["runs"].as_array().unwrap() {
@@ -366,8 +349,8 @@ fn a_file_of_another_writer_gives_its_recorded_tokens() {
             let ids = run[key].as_array().unwrap();
             ids.iter().map(|id| id.as_u64().unwrap() as u32).collect()
         };
-        for host in [false, true] {
-            let mut session = with_drafts(&golden, 0, host);
+        for place in PLACES {
+            let mut session = with_drafts(&golden, 0, place);
             prefill(&mut session, &ids("prompt"));
             assert_eq!(generate(&mut session, 32), ids("tokens"));
         }

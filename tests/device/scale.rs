@@ -1,17 +1,16 @@
-//! What is large: inputs beyond the range of a half, and tensors beyond what a device binds.
+//! Large inputs, tensors and contexts: beyond the range of a half, the largest binding, and the loops that drivers allow.
 
+use crate::PLACES;
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Arch, Container, TensorId, TensorInfo, Tensors};
 use cmf_gpu::dtype::{Dtype, Size};
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::host::HostExecutor;
-use cmf_gpu::kernel::Kv;
-use cmf_gpu::model::bind;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::lm::{LowerOptions, Plan, ProgramKind};
+use cmf_gpu::op::{KV_PAGE, Kv};
 use cmf_gpu::parity;
-use cmf_gpu::program::{Ctl, Executor, ExpertOptions, Extent, Plan, PlanOptions, Which, plan};
+use cmf_gpu::source::{Arch, TensorId, TensorInfo, Tensors};
 use std::sync::Arc;
 
-/// Residual streams reach millions; whatever is staged as a half on the way becomes infinite.
+/// Residual streams reach millions, which become infinite in a half.
 #[test]
 fn loud_inputs_are_computed_as_precisely_as_others() {
     let device = crate::device();
@@ -20,7 +19,7 @@ fn loud_inputs_are_computed_as_precisely_as_others() {
             let case = crate::case(&format!("{kind}.{dtype} 5x96 bias"));
             for factor in [3e3, 7e4, 3e6] {
                 let mut rig = case.rig(device.max_binding()).unwrap();
-                let x = rig.plan.buffers.iter().position(|buffer| buffer.label == "x").unwrap();
+                let x = rig.buffer("x").unwrap();
                 let inputs = rig.rounds.iter_mut().flat_map(|round| &mut round.inputs);
                 let words = inputs.filter(|(buffer, _)| *buffer == x).flat_map(|(_, words)| words);
                 let mut count = 0;
@@ -29,14 +28,14 @@ fn loud_inputs_are_computed_as_precisely_as_others() {
                     count += 1;
                 }
                 assert!(count > 0);
-                let error = parity::compare(&device, &rig, &rig, case.tolerance()).unwrap();
+                let error = parity::compare(&device, &rig, &rig).unwrap();
                 assert!(error.is_ok(), "{} times {factor}: {error:?}", case.name());
             }
         }
     }
 }
 
-/// A network of one layer that exists by name only.
+/// The names and shapes of a network, without data.
 struct Named(Vec<TensorInfo>);
 
 impl Tensors for Named {
@@ -58,7 +57,7 @@ impl Tensors for Named {
 const VOCAB: usize = 248_320;
 const HIDDEN: usize = 5120;
 
-/// A vocabulary of 5 GB in `dtype`, and a layer to go with it.
+/// A network of one layer with a vocabulary of 5 GB in f32.
 fn huge(dtype: Dtype) -> (Arch, Named) {
     let mut arch = crate::golden("llama_untied", Dtype::F16).0.header().arch.clone();
     (arch.hidden_size, arch.intermediate_size, arch.vocab_size) = (HIDDEN, 17_408, VOCAB);
@@ -89,10 +88,7 @@ fn huge(dtype: Dtype) -> (Arch, Named) {
             name: format!("{name}.weight"),
             dtype,
             shape,
-            offset: 0,
             nbytes,
-            hash: 0,
-            shard: 0,
         }
     };
     (arch, Named(shapes.map(info).into()))
@@ -100,19 +96,16 @@ fn huge(dtype: Dtype) -> (Arch, Named) {
 
 fn planned(dtype: Dtype, max_binding: u64) -> cmf_gpu::Result<Plan> {
     let (arch, tensors) = huge(dtype);
-    let options = PlanOptions {
-        ctx: 64,
+    let options = LowerOptions {
         chunk: 8,
         kv: Kv::F16,
         max_binding,
-        all_logits: false,
-        drafts: 0,
-        experts: ExpertOptions::default(),
+        ..crate::options(64)
     };
-    plan(&bind(&arch, &tensors)?, &tensors, &options)
+    crate::plan(&arch, &tensors, &options)
 }
 
-/// A table larger than a device binds, or than 32 bits count, is bound all the same.
+/// A table larger than the largest binding, or than 32 bits can count, is cut into segments.
 #[test]
 fn no_binding_is_larger_than_the_device_allows() {
     for (dtype, max_binding, least) in [
@@ -123,7 +116,7 @@ fn no_binding_is_larger_than_the_device_allows() {
     ] {
         let plan = planned(dtype, max_binding).unwrap();
         let mut tables = 0;
-        for matrix in &plan.matrices {
+        for matrix in &plan.graph.matrices {
             let mut next = 0;
             for segment in &matrix.segments {
                 let planes = [segment.geometry.code_bytes(), segment.geometry.scale_bytes()];
@@ -133,7 +126,7 @@ fn no_binding_is_larger_than_the_device_allows() {
                     matrix.label
                 );
                 assert_eq!(segment.row0 as usize, next, "{}", matrix.label);
-                // Gate and up are stored as a pair of rows an output.
+                // Each output of gate and up has a pair of rows.
                 let rows: usize = segment.runs.iter().map(|run| run.rows.len()).sum();
                 let pair = matrix.label.contains("gate");
                 next += if pair { rows / 2 } else { rows };
@@ -147,71 +140,68 @@ fn no_binding_is_larger_than_the_device_allows() {
     }
 }
 
-/// What does not fit even in pieces fails on the device, or without a name.
+/// Guards against a failure on the device, or an error without a name.
 #[test]
 fn rows_too_long_for_a_binding_are_refused_by_name() {
     // 32 rows of 17,408 floats are more than that.
     let err = planned(Dtype::F32, 2 << 20).unwrap_err();
     assert_eq!(err.kind, cmf_gpu::Kind::OutOfMemory, "{err}");
-    let said = ["32 rows of layer.00.ffn.down", "2097152 bytes"];
+    let said = ["layer.00.ffn.down: 32 rows", "2097152 bytes"];
     assert!(said.iter().all(|part| err.message.contains(part)), "{err}");
 }
 
-/// A plan of a small network whose chunks attend over so many positions.
-fn long(ctx: u32) -> (Arc<Container>, Arc<Plan>) {
+/// A small network, and its plan for so many positions.
+fn long(ctx: u32) -> (Arc<CmfContainer>, Plan) {
     let (container, _guard) = crate::golden("qwen3", Dtype::F16);
-    let options = PlanOptions {
-        ctx,
+    let options = LowerOptions {
         chunk: 8,
-        kv: Kv::F32,
-        max_binding: crate::device().max_binding(),
-        all_logits: false,
-        drafts: 0,
-        experts: ExpertOptions::default(),
+        ..crate::options(ctx)
     };
     let plan = crate::plan_of(&container, &options);
     (container, plan)
 }
 
-/// Drivers that end loops early are found out, and contexts too long for them are refused before anything is made.
+/// Guards against drivers that end loops early: contexts too long for them are refused before anything is created.
 #[test]
 fn a_context_too_long_for_the_drivers_loops_is_refused() {
     let device = crate::device();
-    // Mesa's ends them after 65,535 steps; SwiftShader's does not.
+    // Mesa's software driver ends them after 65,535 iterations; SwiftShader does not.
     let is_mesa = device.name.contains("llvmpipe");
-    assert_eq!(device.steps_of_loops(), is_mesa.then_some(65_535), "{}", device.name);
+    assert_eq!(device.loop_limit(), is_mesa.then_some(65_535), "{}", device.name);
     for (ctx, is_long) in [(4096, false), (16_384, false), (32_768, true), (65_536, true)] {
         let (container, plan) = long(ctx);
-        let made = GpuExecutor::new(device.clone(), plan, &*container, &mut |_, _| Ok(()));
-        match made {
+        match crate::upload(device.clone(), &plan, container) {
             Ok(_) => assert!(!is_mesa || !is_long, "{ctx}"),
             Err(err) => {
-                assert!(err.kind == Kind::DeviceError && err.message.contains("--ctx"), "{err}");
+                assert!(
+                    err.kind == Kind::DeviceError && err.message.contains("a shorter context would help"),
+                    "{err}"
+                );
                 assert!(is_mesa && is_long, "{ctx}: {err}");
             }
         }
     }
 }
 
-/// So the plan does not count fewer steps than a chunk's attention takes.
+/// Guards against a graph that counts fewer iterations than attention needs.
 #[test]
 fn the_longest_context_that_is_not_refused_is_right() {
     let device = crate::device();
-    let of_block = long(64).1.loop_steps();
-    let most = device.steps_of_loops().unwrap_or(65_535);
+    let of_block = long(64).1.graph.loop_steps();
+    let most = device.loop_limit().unwrap_or(65_535);
     let ctx = (u64::from(most) / of_block * 64) as u32;
     let (container, plan) = long(ctx);
-    assert!(plan.loop_steps() <= u64::from(most) && long(ctx + 1).1.loop_steps() > u64::from(most));
-    let on_device = GpuExecutor::new(device, plan.clone(), &*container, &mut |_, _| Ok(())).unwrap();
-    let on_host = HostExecutor::new(plan.clone(), container).unwrap();
-    let executors: [Box<dyn Executor>; 2] = [Box::new(on_device), Box::new(on_host)];
-    let [found, wanted] = executors.map(|mut executor| {
-        // The last block's values are the loudest: without it everything is different.
-        for (i, buffer) in plan.buffers.iter().enumerate() {
+    assert!(plan.graph.loop_steps() <= u64::from(most) && long(ctx + 1).1.graph.loop_steps() > u64::from(most));
+    let [found, wanted] = PLACES.map(|place| {
+        let mut executor = crate::executor(place, &plan, container.clone());
+        // The values of the last block are the largest, so results without it differ.
+        for (i, buffer) in plan.graph.buffers.iter().enumerate() {
             let is_value = buffer.label.ends_with("v_cache");
             if is_value || buffer.label.ends_with("k_cache") {
                 let elements = buffer.bytes as u32 / 4;
-                let position = |element: u32| element / 64 % ctx;
+                // A page holds so many rows of 64 elements for each key-value head.
+                let rows = KV_PAGE * container.header().arch.num_kv_heads as u32;
+                let position = |element: u32| element / 64 / rows * KV_PAGE + element / 64 % KV_PAGE;
                 let value = |element: u32| {
                     let any = (element.wrapping_mul(0x9E37_79B9) >> 8) as f32 / (1 << 23) as f32 - 1.0;
                     any * if is_value && position(element) + 64 > ctx {
@@ -224,19 +214,9 @@ fn the_longest_context_that_is_not_refused_is_right() {
                 executor.write(i, &words).unwrap();
             }
         }
-        let ctl = Ctl {
-            pos: ctx - 8,
-            columns: 8,
-            last: ctx,
-            ..Ctl::default()
-        };
-        executor.write(plan.fixed.tokens, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
-        executor.write(plan.fixed.ctl, bytemuck::cast_slice(&[ctl])).unwrap();
-        let ticket = executor
-            .submit(Which::Prefill, Extent { columns: 8, end: ctx })
-            .unwrap();
-        executor.wait(ticket).unwrap();
-        let stream = *plan.program(Which::Prefill).hidden.last().unwrap();
+        let shape = crate::begin(&mut *executor, &plan, &[1, 2, 3, 4, 5, 6, 7, 8], ctx - 8);
+        crate::run(&mut *executor, &plan, ProgramKind::Prefill, shape).unwrap();
+        let (_, stream) = *plan.program(ProgramKind::Prefill).taps.last().unwrap();
         let words = executor.read(stream, 0, 8 * plan.hidden as usize).unwrap();
         vec![words.into_iter().map(f32::from_bits).collect::<Vec<f32>>()]
     });

@@ -1,17 +1,17 @@
 //! Skills of a model that is loaded: what they say, what a change moves, which one a prompt is for, and several at once.
 
 use crate::interop::{compare, greedy, tokens};
-use cmf_gpu::container::{
-    Container, Mask, MaskShape, Masks, Sections, Selection, SkillView, TensorSpec, Tensors, Writer,
-};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::Engine;
-use cmf_gpu::kernel::Kv;
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
+use cmf_gpu::graph::Counters;
+use cmf_gpu::lm::run::Cancel;
+use cmf_gpu::op::Kv;
 use cmf_gpu::options::{DeviceChoice, LoadOptions, Overlay, Speculation, TaskChoice};
-use cmf_gpu::program::Counters;
-use cmf_gpu::session::Cancel;
+use cmf_gpu::source::{Mask, MaskShape, Masks, Selection, SkillView};
 use cmf_gpu::tools::registry::set_selection;
-use cmf_gpu::{Kind, Result, routing, tools};
+use cmf_gpu::{Kind, Notice, Result, routing, tools};
 use half::f16;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
@@ -35,17 +35,15 @@ fn load(path: &Path, on_host: bool, overlay: Overlay) -> Engine {
 }
 
 fn loaded(path: &Path, on_host: bool, overlay: Overlay, task: TaskChoice) -> Result<Engine> {
-    let options = LoadOptions {
-        device: DeviceChoice::Cpu,
-        ctx: Some(96),
-        // As exact as the recorded runs.
-        kv: Kv::F32,
-        all_logits: true,
-        speculation: Speculation::Off,
-        overlay,
-        task,
-        ..LoadOptions::default()
-    };
+    // f32 caches: as exact as the recorded runs.
+    let options = LoadOptions::default()
+        .device(DeviceChoice::Cpu)
+        .ctx(96)
+        .kv(Kv::F32)
+        .all_logits(true)
+        .speculation(Speculation::Off)
+        .overlay(overlay)
+        .task(task);
     let mut progress = |_, _| ControlFlow::Continue(());
     match on_host {
         true => Engine::load(path, &options, &mut progress),
@@ -104,9 +102,12 @@ fn skills_say_what_another_writer_recorded() {
 
 /// Bytes of the weights that hold a tensor of a skill.
 fn bytes_of(engine: &mut Engine, path: &Path, id: &str) -> u64 {
-    let container = Container::open(path).unwrap();
-    let replaced = SkillView::new(&container, Some(id)).unwrap().replaced().to_vec();
-    let matrices = engine.session().plan().matrices.iter();
+    let container = CmfContainer::open(path).unwrap();
+    let replaced = SkillView::new(&container, container.skills(), Some(id))
+        .unwrap()
+        .replaced()
+        .to_vec();
+    let matrices = engine.session().plan().graph.matrices.iter();
     let held = matrices.filter(|matrix| matrix.parts.iter().any(|part| replaced.contains(part)));
     let segments = held.flat_map(|matrix| &matrix.segments);
     segments.map(|segment| segment.geometry.data_bytes()).sum()
@@ -258,7 +259,7 @@ fn fitted_skills_find_the_prompts_that_are_like_their_examples() {
     for ((id, ..), selection) in kinds.iter().zip(&fitted) {
         set_selection(&path, id, selection).unwrap();
     }
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     assert!(container.verify(&mut |_, _| ()).ok());
     for (skill, fitted) in container.skills().iter().zip(&fitted) {
         // f16 all the way, so nothing is lost on the way to the file.
@@ -343,7 +344,7 @@ fn sample(dir: &Path) -> [PathBuf; 2] {
         let mut header = container.header_json().clone();
         header.insert("skills".into(), skills);
         let (specs, payloads): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
-        let mut writer = Writer::create(&path, header, specs, Sections::default()).unwrap();
+        let mut writer = CmfWriter::create(&path, header, specs, Sections::default()).unwrap();
         payloads.iter().for_each(|payload| writer.write(payload).unwrap());
         writer.finish().unwrap();
         path
@@ -355,7 +356,7 @@ fn sample(dir: &Path) -> [PathBuf; 2] {
 /// The model of [`sample`] with masks: of the skill `a`, of the file, and one that only `lost` names and that is not there.
 fn masked(dir: &Path) -> PathBuf {
     let [path, _] = sample(dir);
-    let container = Container::open(&path).unwrap();
+    let container = CmfContainer::open(&path).unwrap();
     let shape = MaskShape::of(&container.header().arch, false);
     let mut masks = Masks {
         default_task: Some("usual".into()),
@@ -386,7 +387,7 @@ fn masked(dir: &Path) -> PathBuf {
         ..Sections::default()
     };
     let path = dir.join("masked.cmf");
-    let mut writer = Writer::create(&path, header, specs.collect(), sections).unwrap();
+    let mut writer = CmfWriter::create(&path, header, specs.collect(), sections).unwrap();
     (0..container.infos().len()).for_each(|id| writer.write(container.bytes(id).unwrap()).unwrap());
     writer.finish().unwrap();
     path
@@ -417,13 +418,13 @@ fn a_skill_brings_its_mask_and_takes_it_away() {
         assert!(distance(&usual, &full) > 1e-3 && distance(&narrow, &usual_a) > 1e-3);
 
         is(&mut engine, Some("usual"), &usual);
-        let said = engine.set_skill(Some("a")).unwrap().unwrap();
-        assert!(said.contains("'narrow': how good"), "{said}");
+        let unmeasured = Notice::MaskUnmeasured { task: "narrow".into() };
+        assert_eq!(engine.set_skill(Some("a")).unwrap(), [unmeasured]);
         is(&mut engine, Some("narrow"), &narrow);
         assert_eq!(logits(&mut load(&path, on_host, skill("a"))), narrow, "loaded so");
         engine.set_skill(None).unwrap();
         is(&mut engine, Some("usual"), &usual);
-        assert_eq!(engine.set_skill(Some("a")).unwrap(), None, "once");
+        assert_eq!(engine.set_skill(Some("a")).unwrap(), [], "once");
         engine.set_skill(Some("b")).unwrap();
         assert_eq!(engine.task(), Some("usual"), "b says nothing");
         engine.set_skill(Some("whole")).unwrap();
@@ -431,11 +432,11 @@ fn a_skill_brings_its_mask_and_takes_it_away() {
 
         // Who named a task gets it, until the choice is open again.
         engine.set_task(Some("usual")).unwrap();
-        let said = engine.set_skill(Some("a")).unwrap().unwrap();
-        assert!(
-            said.contains("skill 'a' goes with the task 'narrow', but 'usual' was asked for"),
-            "{said}"
-        );
+        let overridden = Notice::TaskOverridden {
+            skills: vec![("a".into(), "narrow".into())],
+            chosen: "usual".into(),
+        };
+        assert_eq!(engine.set_skill(Some("a")).unwrap(), [overridden]);
         is(&mut engine, Some("usual"), &usual_a);
         engine.choose_task(&TaskChoice::Default).unwrap();
         is(&mut engine, Some("narrow"), &narrow);
@@ -459,8 +460,10 @@ fn a_skill_brings_its_mask_and_takes_it_away() {
         assert!(loaded(&path, on_host, skill("lost"), named("usual")).is_ok());
 
         let blend = |text: &str| Overlay::blend(text).unwrap();
-        let said = engine.set_overlay(&blend("a:0.5,b:0.5")).unwrap().unwrap();
-        assert!(said.contains("'a' with 'narrow', 'b' with no certain one"), "{said}");
+        let differ = Notice::TasksDiffer {
+            skills: vec![("a".into(), Some("narrow".into())), ("b".into(), None)],
+        };
+        assert_eq!(engine.set_overlay(&blend("a:0.5,b:0.5")).unwrap(), [differ]);
         assert_eq!(engine.task(), Some("usual"));
         engine.set_overlay(&blend("a:1,b:0")).unwrap();
         assert_eq!(engine.task(), Some("narrow"));
@@ -476,7 +479,7 @@ fn a_skill_brings_its_mask_and_takes_it_away() {
         engine.set_task(None).unwrap();
         assert_eq!(phi(&mut engine), under_usual);
     }
-    let report = Container::open(&path).unwrap().verify(&mut |_, _| ());
+    let report = CmfContainer::open(&path).unwrap().verify(&mut |_, _| ());
     let [failure] = report.failures.as_slice() else {
         panic!("{:?}", report.failures)
     };

@@ -1,12 +1,10 @@
-//! Shapes with random weights, narrowed: what is planned at full size also runs.
+//! Shapes with random weights, made narrower so that they run in a test.
 
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::gpu::GpuExecutor;
-use cmf_gpu::kernel::Kv;
-use cmf_gpu::model::bind;
-use cmf_gpu::program::{ExpertOptions, PlanOptions, plan};
+use cmf_gpu::lm::LowerOptions;
+use cmf_gpu::lm::run::{Cancel, Finish, Generation};
+use cmf_gpu::op::Kv;
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::session::{Cancel, Finish, Generation, Session};
 use cmf_gpu::synthetic::{DeltaShape, ExpertShape, Shape, synthetic};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -34,20 +32,12 @@ fn a_narrow_mixture_with_recurrent_layers_runs() {
         ..real.with_layers(4).unwrap()
     };
     let (arch, tensors) = synthetic(&shape, Dtype::Q82f).unwrap();
-    let model = bind(&arch, &tensors).unwrap();
-    let device = crate::device();
-    let options = PlanOptions {
-        ctx: 64,
-        chunk: 16,
+    let options = LowerOptions {
         kv: Kv::F16,
-        max_binding: device.max_binding(),
-        all_logits: false,
-        drafts: 0,
-        experts: ExpertOptions::default(),
+        ..crate::options(64)
     };
-    let plan = Arc::new(plan(&model, &tensors, &options).unwrap());
-    let executor = GpuExecutor::new(device, plan.clone(), &tensors, &mut |_, _| Ok(())).unwrap();
-    let mut session = Session::new(plan, Box::new(executor));
+    let plan = crate::plan(&arch, &tensors, &options).unwrap();
+    let mut session = crate::session(crate::Place::Device, &plan, Arc::new(tensors));
     let generation = Generation {
         sampling: Sampling::greedy(),
         stops: Vec::new(),

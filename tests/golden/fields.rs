@@ -1,16 +1,17 @@
-//! The networks of `tests/fixtures/fields`, which use what no recorded model has: written to a file on demand, with the logits
-//! that a forward pass in float64 made of them. `scripts/reference/fields.py` writes the fixtures and says what is in there.
+//! The networks of `tests/fixtures/fields`, which use header fields that no golden model has, and their logits from a
+//! forward pass in float64. `scripts/reference/fields.py` writes these fixtures and documents their layout.
 
-use cmf_gpu::container::{Sections, TensorSpec, Writer};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfWriter, Sections};
 use half::f16;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// One of these networks.
+/// One of the networks.
 pub struct Fixture {
     json: Value,
-    /// A row for each token, then one for the last token of each variant.
+    /// One row per token, then one row per variant, for the last token.
     pub logits: Vec<Vec<f32>>,
 }
 
@@ -34,12 +35,12 @@ impl Fixture {
         tokens.iter().map(|token| token.as_u64().unwrap() as u32).collect()
     }
 
-    /// What each variant is `about`, and its merge patches of `arch` and `tensors`.
+    /// The variants: the fields that a variant changes (`about`), and its merge patches of `arch` and `tensors`.
     pub fn variants(&self) -> &[Value] {
         self.json["variants"].as_array().unwrap()
     }
 
-    /// Writes the network with merge patches of its `arch` and its `tensors`; what is absent changes nothing.
+    /// Writes the network to a file, with the merge patches `arch` and `tensors` of `patch` if there are any.
     pub fn write(&self, patch: &Value, path: &Path) {
         let part = |key: &str| {
             let mut part = self.json[key].clone();
@@ -58,7 +59,7 @@ impl Fixture {
             shape: shape(spec),
         });
         let header = Map::from_iter([("arch".to_owned(), arch)]);
-        let mut writer = Writer::create(path, header, specs.collect(), Sections::default()).unwrap();
+        let mut writer = CmfWriter::create(path, header, specs.collect(), Sections::default()).unwrap();
         let seed = self.json["seed"].as_str().unwrap();
         for (name, spec) in tensors {
             let count: u64 = shape(spec).iter().product();
@@ -69,7 +70,7 @@ impl Fixture {
     }
 }
 
-/// A merge patch, RFC 7396.
+/// Applies a merge patch (RFC 7396).
 fn merge(value: &mut Value, patch: &Value) {
     let Some(patch) = patch.as_object() else {
         *value = patch.clone();
@@ -87,7 +88,7 @@ fn merge(value: &mut Value, patch: &Value) {
     }
 }
 
-/// A tensor in f16.
+/// The values of a tensor as f16.
 fn payload(seed: &str, name: &str, count: u64, base: f64, exponent: i32) -> Vec<u8> {
     let text = format!("{seed}/{name}");
     let state = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |state, byte| {

@@ -1,11 +1,17 @@
-//! The golden models: packed in `tests/fixtures/models` to keep the repository small, unpacked here to what importers read, and
-//! what Hugging Face transformers computed with them. `scripts/pack-goldens` packs.
+//! The golden models, and the results that Hugging Face transformers computed with them. They are stored packed in
+//! `tests/fixtures/models` to keep the repository small. `scripts/pack-goldens` writes the packed files; this module
+//! reads them.
 //!
-//! `model.packed` is a safetensors file whose weights, all of them exact in bf16, are stored in 11 or 12 bits: after the
-//! header, for each tensor in file order, u16 n, the n different upper halves (sign and exponent, 9 bits) as u16, then for
-//! each weight the number of its upper half and 7 bits of mantissa, from the lowest bit on, up to a whole byte.
-//! `golden.packed` has a JSON header of its own; see [`Recorded`].
-#![allow(dead_code, reason = "each test program uses a part of it")]
+//! `model.packed` contains a safetensors model whose weights are all exact in bf16, in 11 or 12 bits per weight:
+//!
+//! - the length of the header as u64, and the safetensors header in JSON;
+//! - for each tensor, in the order of its data offsets:
+//!   - the number n of different upper parts (sign and exponent, 9 bits) as u16, and these parts as n u16;
+//!   - for each weight a code: the index of its upper part, in as few bits as n needs, above the 7 bits of its
+//!     mantissa. Codes follow each other from the lowest bit of a byte on; the last byte is filled with zeros.
+//!
+//! `golden.packed` contains recorded values, see [`Recorded`]. All numbers are little-endian.
+#![allow(dead_code, reason = "each test program uses only some of these functions")]
 
 pub mod fields;
 
@@ -21,14 +27,14 @@ const SMALL: [&str; 5] = [
     "tokenizer_config.json",
 ];
 
-/// Where the packed files of a model are.
+/// The directory with the packed files of a model.
 pub fn fixture(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/models")
         .join(model)
 }
 
-/// The directory of a model as it would be downloaded, made when it is asked for first.
+/// A directory with the model in its original files, unpacked on first use.
 pub fn dir(model: &str) -> PathBuf {
     let Some(temporary) = option_env!("CARGO_TARGET_TMPDIR") else {
         panic!("only integration tests have a directory for this");
@@ -37,17 +43,17 @@ pub fn dir(model: &str) -> PathBuf {
     std::fs::create_dir_all(&all).unwrap();
     let made = tempfile::tempdir_in(&all).unwrap();
     unpack(model, made.path());
-    // The name changes with the contents, so a directory that is there is right, whichever test made it.
+    // The name contains a hash of the files, so an existing directory is up to date.
     let files = std::fs::read_dir(made.path()).unwrap().map(|file| file.unwrap().path());
-    let sum = files.map(|file| cmf_gpu::container::hash64(&std::fs::read(file).unwrap()));
+    let sum = files.map(|file| cmf_gpu::format::hash64(&std::fs::read(file).unwrap()));
     let place = all.join(format!("{model}-{:016x}", sum.fold(0, |all, one| all ^ one)));
     if !place.exists() && std::fs::rename(made.path(), &place).is_err() {
-        assert!(place.exists(), "{} cannot be made", place.display());
+        assert!(place.exists(), "{} cannot be created", place.display());
     }
     place
 }
 
-/// Writes `model.safetensors` and the small files of a model to a directory.
+/// Writes `model.safetensors` and the small JSON files of a model to a directory.
 pub fn unpack(model: &str, to: &Path) {
     let from = fixture(model);
     let packed = from.join("model.packed");
@@ -56,7 +62,7 @@ pub fn unpack(model: &str, to: &Path) {
         None => Weights::read(&packed),
         Some(base) => {
             let text = Weights::read(&base.join("model.packed"));
-            // What the published layout has besides the text model.
+            // The tensors of the published layout besides those of the text model.
             let more = packed.exists().then(|| Weights::read(&packed));
             for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
                 std::fs::copy(base.join(file), to.join(file)).unwrap();
@@ -70,7 +76,7 @@ pub fn unpack(model: &str, to: &Path) {
     }
 }
 
-/// A file's header, and what follows it.
+/// Splits a file into its JSON header and the data after it.
 fn split(file: &[u8]) -> (Map<String, Value>, &[u8]) {
     let (length, rest) = file.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
@@ -127,7 +133,8 @@ impl Weights {
         Weights { metadata, all }
     }
 
-    /// The layout of published models with more than a text part: other prefixes, and the experts of a layer in two tensors.
+    /// Converts to the layout of published multimodal models: another prefix, and all experts of a layer in two
+    /// tensors.
     fn published(self, more: Option<Weights>) -> Weights {
         let mut all: Vec<Weight> = Vec::new();
         let mut experts: BTreeMap<(String, u64), Vec<Weight>> = BTreeMap::new();
@@ -172,7 +179,7 @@ impl Weights {
         }
     }
 
-    /// As a safetensors file.
+    /// The tensors as a safetensors file.
     fn file(&self) -> Vec<u8> {
         let mut header = Map::new();
         if let Some(metadata) = &self.metadata {
@@ -201,7 +208,7 @@ impl Weights {
     }
 }
 
-/// The next tensor's weights as bf16, off the front of `data`.
+/// Removes the weights of the next tensor from the front of `data` and returns them as bf16.
 fn unpack_bf16(data: &mut &[u8], count: usize) -> Vec<u16> {
     let mut u16s = |n: usize| -> Vec<u16> {
         let (these, rest) = data.split_at(2 * n);
@@ -232,14 +239,14 @@ fn unpack_bf16(data: &mut &[u8], count: usize) -> Vec<u16> {
     (0..count).map(|_| next()).collect()
 }
 
-/// `golden.json` of a model: prompts, greedy paths and more; a published layout has that of the plain one.
+/// `golden.json` of a model: prompts, greedy tokens and more. A published layout uses the file of the plain one.
 pub fn described(model: &str) -> Value {
     let path = fixture(model.strip_suffix("_hub").unwrap_or(model)).join("golden.json");
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// `golden_mtp.json` of a model: tokens, and for either hidden state that the draft head may read what it drafts at each position
-/// and whether that stands.
+/// `golden_mtp.json` of a model: tokens, and for each hidden state that the draft head may read, the drafted token of
+/// each position and whether it is accepted.
 pub fn drafted(model: &str) -> Value {
     serde_json::from_slice(&std::fs::read(fixture(model).join("golden_mtp.json")).unwrap()).unwrap()
 }
@@ -248,19 +255,22 @@ pub fn drafted(model: &str) -> Value {
 #[derive(Clone, Debug)]
 pub struct Row {
     pub values: Vec<f32>,
-    /// How far the values may be from what was recorded: half a step of their packing.
+    /// Largest rounding error of the packed values: half a step.
     pub slack: f32,
 }
 
-/// What was recorded for a model. The header names each tensor's `kind`: `raw` as it was, or `steps`, rows of an f32 step and
-/// as many i16 as there are columns, which are multiples of it.
+/// Recorded values of a model.
+///
+/// The file has the length of the header as u64, a JSON header, and the data of the tensors in the order of the
+/// header. The header maps names to `dtype`, `shape`, `bytes` and `kind`: `raw` for unchanged data, or `steps` for
+/// rows of an f32 step and one i16 per column, the multiple of the step.
 pub struct Recorded {
     header: Map<String, Value>,
     data: Vec<u8>,
 }
 
 impl Recorded {
-    /// The records of a model; a published layout has those of the plain one.
+    /// The recorded values of a model. A published layout uses those of the plain one.
     pub fn of(model: &str) -> Recorded {
         let model = model.strip_suffix("_hub").unwrap_or(model);
         let file = std::fs::read(fixture(model).join("golden.packed")).unwrap();
@@ -271,7 +281,7 @@ impl Recorded {
         }
     }
 
-    /// The records of a model's draft head.
+    /// The recorded values of the draft head of a model.
     pub fn of_head(model: &str) -> Recorded {
         let file = std::fs::read(fixture(model).join("golden_mtp.packed")).unwrap();
         let (header, data) = split(&file);
@@ -281,7 +291,7 @@ impl Recorded {
         }
     }
 
-    /// The rows of a tensor of f32: all dimensions but the last are one.
+    /// The rows of an f32 tensor, with all dimensions but the last flattened.
     pub fn rows(&self, name: &str) -> Vec<Row> {
         let (info, data) = self.find(name);
         assert_eq!(info["dtype"], "F32", "{name}");
@@ -307,7 +317,7 @@ impl Recorded {
         }
     }
 
-    /// The elements of a tensor of i32.
+    /// The elements of an i32 tensor.
     pub fn integers(&self, name: &str) -> Vec<i32> {
         let (info, data) = self.find(name);
         assert_eq!(
@@ -331,6 +341,6 @@ impl Recorded {
             }
             at += bytes;
         }
-        panic!("nothing was recorded as {wanted}");
+        panic!("no record has the name {wanted}");
     }
 }

@@ -1,13 +1,13 @@
-//! Memory over many loads. A program of its own, so that the memory measured is that of these loads.
+//! Memory of repeated loading, in a test program of its own so that only these loads are measured.
 #![cfg(target_os = "linux")]
 
 #[allow(dead_code, reason = "the other tests need more of it")]
 #[path = "../robustness/permutation.rs"]
 mod permutation;
 
+use cmf_gpu::Cancel;
 use cmf_gpu::engine::{Engine, open_device};
 use cmf_gpu::options::{DeviceChoice, LoadOptions};
-use cmf_gpu::session::Cancel;
 use permutation::{PROMPT, greedy, load, two_ways};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -18,19 +18,15 @@ fn resident_mib() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
 }
 
-/// A way to load.
+/// Loads a model file.
 type Load<'a> = &'a dyn Fn(&Path) -> Engine;
 
-/// Memory grows with every model that is loaded and dropped; a model gets pieces of the one before.
+/// Guards against memory leaks of repeated loading, and against state shared between models.
 #[test]
 fn loading_one_model_after_another_takes_no_more_memory() {
     let (a, b) = two_ways();
     let files = [a.file(), b.file()];
-    let shared = LoadOptions {
-        device: DeviceChoice::Index(0),
-        ctx: Some(64),
-        ..LoadOptions::default()
-    };
+    let shared = LoadOptions::default().device(DeviceChoice::Index(0)).ctx(64);
     let device = open_device(&shared).unwrap().0.unwrap();
     let on_shared =
         |path: &Path| Engine::load_on(path, device.clone(), &shared, &mut |_, _| ControlFlow::Continue(())).unwrap();
@@ -43,12 +39,12 @@ fn loading_one_model_after_another_takes_no_more_memory() {
         for round in 0..30 {
             for i in [0, 1, 0] {
                 let mut engine = load(&files[i].1);
-                let told = engine.continue_tokens(&[PROMPT], &greedy(12, &[]), &Cancel::new(), &mut |_| {
+                let reply = engine.continue_tokens(&[PROMPT], &greedy(12, &[]), &Cancel::new(), &mut |_| {
                     ControlFlow::Continue(())
                 });
-                assert_eq!(told.unwrap().tokens, [&a, &b][i].path(PROMPT, 12));
+                assert_eq!(reply.unwrap().tokens, [&a, &b][i].path(PROMPT, 12));
             }
-            // The allocator has what it needs by then.
+            // The memory of the allocator has stopped growing by then.
             if round == 9 {
                 before = resident_mib();
             }

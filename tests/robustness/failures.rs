@@ -1,55 +1,55 @@
-//! What fails while a model runs: the text so far stays, the error is clear, the engine goes on.
+//! Failures while a model runs: the text so far is kept, the error is clear, the engine still works.
 
 use crate::permutation::{FIRST, PROMPT, Permutation, devices, greedy, load};
 use cmf_gpu::Kind;
+use cmf_gpu::lm::run::{Cancel, Finish};
 use cmf_gpu::options::DeviceChoice;
-use cmf_gpu::session::{Cancel, Finish};
 use std::fs::OpenOptions;
 use std::ops::ControlFlow;
 
-/// Says "héllo", then a token whose embedding is no number.
+/// Answers "héllo ST" and then a token whose embedding is NaN.
 fn breaking() -> Permutation {
-    let mut model = Permutation::saying(&[b"h\xc3", b"\xa9", b"ll", b"o S", b"T", b"x"]);
+    let mut model = Permutation::answering(&[b"h\xc3", b"\xa9", b"ll", b"o S", b"T", b"x"]);
     model.broken = Some(FIRST + 4);
     model
 }
 
-/// Logits that are no numbers become "!!!!" or token 0 for ever.
+/// Guards against choosing token 0 forever when the logits are NaN.
 #[test]
-fn logits_that_are_no_numbers_end_the_answer_and_keep_the_text() {
+fn logits_that_are_nan_end_the_answer_and_keep_the_text() {
     for device in devices() {
         let mut engine = breaking().on(device);
         for _ in 0..2 {
             let mut streamed = String::new();
-            let told = engine.continue_tokens(&[PROMPT], &greedy(20, &["STOP"]), &Cancel::new(), &mut |text| {
+            let reply = engine.continue_tokens(&[PROMPT], &greedy(20, &["STOP"]), &Cancel::new(), &mut |text| {
                 streamed.push_str(text);
                 ControlFlow::Continue(())
             });
-            let err = told.unwrap_err();
+            let err = reply.unwrap_err();
             assert_eq!(err.kind, Kind::NonFinite, "{err}");
-            // The prompt, five tokens, and then the one that could not be chosen.
+            // The prompt token, five tokens, and the position whose token cannot be chosen.
             assert!(err.message.contains("position 6"), "{err}");
-            // What was held back because it might have become the stop text is there, too.
+            // The text that could have become the stop text is returned, too.
             assert_eq!(streamed, "héllo ST");
         }
-        // The error left nothing behind: the same engine still answers.
-        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+        // The same engine still answers after the error.
+        let reply = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
             ControlFlow::Continue(())
         });
-        assert_eq!(told.unwrap().text, "héll");
-        // Nor does a broken prompt.
-        let told = engine.continue_tokens(&[FIRST + 4], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+        assert_eq!(reply.unwrap().text, "héll");
+        // The same after an error in the prompt.
+        let reply = engine.continue_tokens(&[FIRST + 4], &greedy(3, &[]), &Cancel::new(), &mut |_| {
             ControlFlow::Continue(())
         });
-        assert_eq!(told.unwrap_err().kind, Kind::NonFinite);
-        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+        assert_eq!(reply.unwrap_err().kind, Kind::NonFinite);
+        let reply = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
             ControlFlow::Continue(())
         });
-        assert_eq!(told.unwrap().text, "héll");
+        assert_eq!(reply.unwrap().text, "héll");
     }
 }
 
-/// A file that is cut while it is mapped kills the process.
+/// Guards against a crash when a mapped file is truncated.
 #[test]
 fn a_file_cut_while_a_model_runs_is_an_error() {
     let model = Permutation::repeating(&[b"a", b"b"]);
@@ -57,7 +57,7 @@ fn a_file_cut_while_a_model_runs_is_an_error() {
         let (_dir, path) = model.file();
         let mut engine = load(&path, device.clone(), 512);
         let mut count = 0;
-        let told = engine.continue_tokens(&[PROMPT], &greedy(400, &[]), &Cancel::new(), &mut |_| {
+        let reply = engine.continue_tokens(&[PROMPT], &greedy(400, &[]), &Cancel::new(), &mut |_| {
             count += 1;
             if count == 5 {
                 OpenOptions::new()
@@ -70,69 +70,66 @@ fn a_file_cut_while_a_model_runs_is_an_error() {
             ControlFlow::Continue(())
         });
         match device {
-            // Weights stay in the file.
+            // The CPU reads weights from the file.
             DeviceChoice::Cpu => {
-                let err = told.unwrap_err();
+                let err = reply.unwrap_err();
                 assert_eq!(err.kind, Kind::Io, "{err}");
                 assert!(
-                    err.message.contains("was cut") && err.message.contains("model.cmf"),
+                    err.message.contains("was truncated") && err.message.contains("model.cmf"),
                     "{err}"
                 );
                 assert!(count < 400);
             }
-            // Weights are on the device: nothing is missing.
-            _ => assert_eq!(told.unwrap().finish, Finish::Length),
+            // The weights are on the device; the file is no longer needed.
+            _ => assert_eq!(reply.unwrap().finish, Finish::Length),
         }
     }
 }
 
-/// Cancelling does not end a prompt, or the engine is of no use afterwards.
+/// Guards against prompts that cannot be cancelled, and against an engine that fails afterwards.
 #[test]
-fn cancelling_ends_prompt_and_answer_and_leaves_the_engine_sound() {
+fn cancelling_ends_prompt_and_answer_and_leaves_the_engine_usable() {
     for device in devices() {
         let model = Permutation::repeating(&[b"a", b"b"]);
         let (_dir, path) = model.file();
         let mut engine = load(&path, device, 512);
         let cancel = Cancel::new();
         cancel.cancel();
-        let told = engine.continue_tokens(&[PROMPT; 300], &greedy(9, &[]), &cancel, &mut |_| {
+        let reply = engine.continue_tokens(&[PROMPT; 300], &greedy(9, &[]), &cancel, &mut |_| {
             ControlFlow::Continue(())
         });
-        let told = told.unwrap();
+        let reply = reply.unwrap();
         assert_eq!(
-            (told.finish, told.tokens.len(), told.text.as_str()),
+            (reply.finish, reply.tokens.len(), reply.text.as_str()),
             (Finish::Interrupted, 0, "")
         );
         let cancel = Cancel::new();
         let mut streamed = String::new();
-        let told = engine.continue_tokens(&[PROMPT], &greedy(400, &[]), &cancel, &mut |text| {
+        let reply = engine.continue_tokens(&[PROMPT], &greedy(400, &[]), &cancel, &mut |text| {
             streamed.push_str(text);
             if streamed.len() == 7 {
                 cancel.cancel();
             }
             ControlFlow::Continue(())
         });
-        let told = told.unwrap();
-        assert_eq!(told.finish, Finish::Interrupted);
+        let reply = reply.unwrap();
+        assert_eq!(reply.finish, Finish::Interrupted);
         assert!(
-            told.text.len() < 12 && "ab".repeat(9).starts_with(&told.text) && told.text == streamed,
+            reply.text.len() < 12 && "ab".repeat(9).starts_with(&reply.text) && reply.text == streamed,
             "{streamed}"
         );
-        let told = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
+        let reply = engine.continue_tokens(&[PROMPT], &greedy(3, &[]), &Cancel::new(), &mut |_| {
             ControlFlow::Continue(())
         });
-        assert_eq!(told.unwrap().text, "aba");
+        assert_eq!(reply.unwrap().text, "aba");
     }
 }
 
-/// Loading cannot be stopped.
+/// Guards against loading that cannot be cancelled.
 #[test]
 fn loading_can_be_cancelled() {
-    let (_dir, path) = Permutation::saying(&[b"x"]).file();
-    let options = cmf_gpu::options::LoadOptions {
-        device: DeviceChoice::Index(0),
-        ..Default::default()
-    };
+    let (_dir, path) = Permutation::answering(&[b"x"]).file();
+    let options = cmf_gpu::options::LoadOptions::default().device(DeviceChoice::Index(0));
     let err = cmf_gpu::Engine::load(&path, &options, &mut |_, _| ControlFlow::Break(()))
         .err()
         .unwrap();
@@ -142,17 +139,15 @@ fn loading_can_be_cancelled() {
     );
 }
 
-/// A plan that does not fit fails while it is allocated, or says nothing that helps.
+/// Guards against failures during allocation, and against errors without the sizes and a remedy.
 #[test]
-fn what_does_not_fit_says_what_it_needs_what_there_is_and_what_helps() {
-    let (_dir, path) = Permutation::saying(&[b"x"]).file();
+fn an_out_of_memory_error_has_the_needed_and_available_sizes_and_a_remedy() {
+    let (_dir, path) = Permutation::answering(&[b"x"]).file();
     let refused = |device: &DeviceChoice, ctx, vram_mb| {
-        let options = cmf_gpu::options::LoadOptions {
-            device: device.clone(),
-            ctx: Some(ctx),
-            vram_mb,
-            ..Default::default()
-        };
+        let options = cmf_gpu::options::LoadOptions::default()
+            .device(device.clone())
+            .ctx(ctx)
+            .vram_mb(vram_mb);
         let err = cmf_gpu::Engine::load(&path, &options, &mut |_, _| ControlFlow::Continue(()))
             .err()
             .unwrap();
@@ -160,22 +155,22 @@ fn what_does_not_fit_says_what_it_needs_what_there_is_and_what_helps() {
         err.message
     };
     for device in devices() {
-        // 65536 positions of 2 layers, keys and values, 32 halves: 16 MiB, beside tables and scratch.
+        // 65536 positions, 2 layers, keys and values of 32 f16 each: 16 MiB, plus tables and scratch buffers.
         let long = refused(&device, 65536, Some(10));
         assert!(
-            long.contains("allows 10") && long.contains("--vram-mb") && long.contains("--ctx"),
+            long.contains("the memory limit is 10 MiB") && long.contains("a shorter context"),
             "{long}"
         );
         let digits = long.split("needs ").nth(1).unwrap();
         let need: u64 = digits.split(' ').next().unwrap().parse().unwrap();
         assert!((16..64).contains(&need), "{long}");
-        // More than any machine has, and more than a device binds.
+        // More than the memory of any machine, and more than the largest binding of a device.
         let endless = refused(&device, u32::MAX, None);
-        let have = ["MiB are free", "the device binds"]
+        let have = ["MiB are free", "a binding has at most"]
             .iter()
             .any(|text| endless.contains(text));
         assert!(
-            have && endless.contains("needs") && endless.contains("--ctx"),
+            have && endless.contains("needs") && endless.contains("context"),
             "{endless}"
         );
     }

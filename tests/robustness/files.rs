@@ -1,10 +1,10 @@
-//! Writing: a conversion that cannot be finished leaves nothing, and says why.
+//! Writing files: a conversion that fails leaves no file and reports why.
 
 use crate::permutation::Permutation;
-use crate::process::{program, said};
+use crate::process::{output_of, program};
 use std::path::Path;
 
-/// Files of a directory, by name.
+/// Names of the files in a directory, sorted.
 pub fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(dir)
         .unwrap()
@@ -15,19 +15,19 @@ pub fn names(dir: &Path) -> Vec<String> {
 }
 
 fn convert(src: &Path, out: &Path) -> (Option<i32>, String, String) {
-    said(&program().arg("convert").arg(src).arg("-o").arg(out).output().unwrap())
+    output_of(&program().arg("convert").arg(src).arg("-o").arg(out).output().unwrap())
 }
 
-/// A full disk leaves half a file under the name of a whole one.
+/// Guards against an incomplete output file on a full disk.
 ///
-/// The limit on the size of files stands for the disk; a program that ignores the signal gets an error, as from a disk.
+/// A limit on the file size simulates the full disk: with the signal ignored, writing fails with an error.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_leaves_nothing() {
-    let (dir, path) = Permutation::saying(&[b"x"]).file();
+    let (dir, path) = Permutation::answering(&[b"x"]).file();
     let out = dir.path().join("out.cmf");
     let script = "trap '' XFSZ; ulimit -f $1; shift; exec \"$@\"";
-    // In blocks of 512 or 1024 bytes: nothing at all, within the weights, within the last section.
+    // In blocks of 512 or 1024 bytes: writing fails at once, within the weights, or within the last section.
     for blocks in ["0", "8", "30"] {
         for old in [None, Some(b"an older file")] {
             if let Some(old) = old {
@@ -43,7 +43,7 @@ fn a_full_disk_leaves_nothing() {
                 .arg("-o")
                 .arg(&out)
                 .args(["--quant", "f32"]);
-            let (code, stdout, stderr) = said(&command.output().unwrap());
+            let (code, stdout, stderr) = output_of(&command.output().unwrap());
             assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
             assert!(
                 stderr.starts_with("error: Io: ") && stderr.contains("out.cmf"),
@@ -61,11 +61,11 @@ fn a_full_disk_leaves_nothing() {
     }
 }
 
-/// An output that cannot be written is found out after an hour, or replaces what it must not replace.
+/// Guards against unwritable outputs that are detected late, or that replace devices and directories.
 #[cfg(unix)]
 #[test]
 fn outputs_that_cannot_be_written_are_refused_by_name() {
-    let (dir, path) = Permutation::saying(&[b"x"]).file();
+    let (dir, path) = Permutation::answering(&[b"x"]).file();
     let long = dir.path().join("x".repeat(300));
     let folder = dir.path().join("folder");
     std::fs::create_dir(&folder).unwrap();
@@ -92,11 +92,11 @@ fn outputs_that_cannot_be_written_are_refused_by_name() {
     assert_eq!(names(dir.path()), ["folder", "model.cmf"]);
 }
 
-/// Names that are odd, but names.
+/// Guards against refusing unusual but valid file names.
 #[cfg(unix)]
 #[test]
-fn odd_names_are_names() {
-    let (dir, path) = Permutation::saying(&[b"x"]).file();
+fn unusual_file_names_are_valid() {
+    let (dir, path) = Permutation::answering(&[b"x"]).file();
     for name in ["CON", "a:b", "dot.", "blank ", "\u{1f999}.cmf", "-o", "new\nline"] {
         let out = dir.path().join(name);
         let (code, stdout, stderr) = convert(&path, &out);
@@ -106,11 +106,11 @@ fn odd_names_are_names() {
     }
 }
 
-/// The target is a link, and the link is replaced instead of being refused or followed by half a file.
+/// Guards against overwriting the source through a link or another path.
 #[cfg(unix)]
 #[test]
 fn converting_a_file_onto_itself_is_refused_by_any_name() {
-    let (dir, path) = Permutation::saying(&[b"x"]).file();
+    let (dir, path) = Permutation::answering(&[b"x"]).file();
     let before = std::fs::read(&path).unwrap();
     let link = dir.path().join("link.cmf");
     std::os::unix::fs::symlink(&path, &link).unwrap();

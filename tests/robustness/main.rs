@@ -1,6 +1,6 @@
-//! What breaks for people, reproduced: each test names the symptom that somebody reported of some engine.
+//! Tests against failures that users have reported of inference engines. Each test names the failure.
 //!
-//! Most run a model whose answer is known beforehand, see [`permutation`].
+//! Most tests run a model whose answer is known in advance, see [`permutation`].
 
 mod answers;
 mod device_loss;

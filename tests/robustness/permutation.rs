@@ -1,11 +1,12 @@
-//! A model that says what it is told to: identity embedding, layers of zeros, and a head that maps each token to its
-//! successor. Greedy decoding walks the successors, on every device and in every type.
+//! A model with a prescribed answer: an identity embedding, layers of zeros, and an output projection that maps each
+//! token to its successor. Greedy decoding follows the successors, on every device and with every weight type.
 
 use cmf_gpu::Result;
-use cmf_gpu::container::{Sections, TensorSpec, Writer};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
 use cmf_gpu::engine::Engine;
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfWriter, Sections};
 use cmf_gpu::options::{AnswerOptions, DeviceChoice, LoadOptions};
 use cmf_gpu::sampling::Sampling;
 use serde_json::{Map, Value, json};
@@ -13,38 +14,38 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Width of everything.
+/// Hidden size and vocabulary size.
 const HIDDEN: usize = 64;
 /// The token that ends an answer.
 pub const END: u32 = 0;
-/// The token that prompts begin with; its successor is [`FIRST`].
+/// The first token of prompts. Its successor is [`FIRST`].
 pub const PROMPT: u32 = 1;
 /// The first token of the answer.
 pub const FIRST: u32 = 2;
 
-/// A model to be written.
+/// Describes a model; [`write`](Self::write) writes it.
 #[derive(Clone)]
 pub struct Permutation {
-    /// The token after each token.
+    /// The successor of each token.
     pub next: Vec<u32>,
-    /// The text of each token, any bytes.
+    /// The text of each token; it need not be UTF-8.
     pub texts: Vec<Vec<u8>>,
-    /// Tokens that control the model and are no text.
+    /// Control tokens, which are no text.
     pub special: Vec<u32>,
     pub eos: Vec<u32>,
     pub dtype: Dtype,
     pub context: usize,
-    /// Logits of a token's successor and of the others, before normalisation.
+    /// Logits of the successor and of all other tokens, before normalisation.
     pub logits: [f32; 2],
-    /// A token whose embedding is no number.
+    /// A token whose embedding is NaN.
     pub broken: Option<u32>,
-    /// What else the header says.
+    /// Changes the header.
     pub header: fn(&mut Value),
 }
 
 impl Permutation {
-    /// Answers every prompt with `pieces`, a token each, and ends.
-    pub fn saying(pieces: &[&[u8]]) -> Permutation {
+    /// Answers every prompt with `pieces`, one token each, and the end token.
+    pub fn answering(pieces: &[&[u8]]) -> Permutation {
         let mut model = Permutation {
             next: (0..HIDDEN as u32).collect(),
             texts: (0..HIDDEN).map(|id| format!("<{id}>").into_bytes()).collect(),
@@ -66,16 +67,16 @@ impl Permutation {
         model
     }
 
-    /// Says `pieces` again and again.
+    /// Repeats `pieces` without end.
     pub fn repeating(pieces: &[&[u8]]) -> Permutation {
-        let mut model = Permutation::saying(pieces);
+        let mut model = Permutation::answering(pieces);
         model.next[FIRST as usize + pieces.len() - 1] = FIRST;
         model
     }
 
-    /// Visits every token but the first two in an order without a pattern: 7 generates the numbers modulo 71.
+    /// Visits every token but the first two in an irregular order: the powers of 7 modulo 71.
     pub fn walking(dtype: Dtype) -> Permutation {
-        let mut model = Permutation::saying(&[]);
+        let mut model = Permutation::answering(&[]);
         let mut order = Vec::new();
         let mut power = 1;
         for _ in 0..70 {
@@ -92,7 +93,7 @@ impl Permutation {
         model
     }
 
-    /// The tokens after `token`, as many as `count`.
+    /// The `count` tokens after `token`.
     pub fn path(&self, token: u32, count: usize) -> Vec<u32> {
         let step = |&id: &u32| Some(self.next[id as usize]);
         std::iter::successors(Some(token), step).skip(1).take(count).collect()
@@ -163,7 +164,7 @@ impl Permutation {
             vocab: Some(tokenizer.as_bytes()),
             ..Sections::default()
         };
-        let mut writer = Writer::create(path, header, specs.clone(), sections).unwrap();
+        let mut writer = CmfWriter::create(path, header, specs.clone(), sections).unwrap();
         for spec in &specs {
             let value = |row: usize, col: usize| match spec.name.as_str() {
                 "lm_head.weight" if self.next[col.min(vocab - 1)] as usize == row => self.logits[0],
@@ -197,7 +198,7 @@ impl Permutation {
         payload
     }
 
-    /// Writes the model as a file of its own; the directory keeps it alive.
+    /// Writes the model to a temporary directory. The file exists as long as the directory.
     pub fn file(&self) -> (TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.cmf");
@@ -205,14 +206,14 @@ impl Permutation {
         (dir, path)
     }
 
-    /// The model on a device. Its file is gone then, as far as the system lets it go.
+    /// Loads the model on a device. Then removes its file, if the system permits that.
     pub fn on(&self, device: DeviceChoice) -> Engine {
         let (_dir, path) = self.file();
         load(&path, device, 64)
     }
 }
 
-/// Two models of the same shapes and names: one walks backwards what the other walks.
+/// Two models with equal shapes and tensor names. The second one visits the tokens in reverse order.
 pub fn two_ways() -> (Permutation, Permutation) {
     let there = Permutation::walking(Dtype::Q8Row);
     let mut back = there.clone();
@@ -223,32 +224,27 @@ pub fn two_ways() -> (Permutation, Permutation) {
     (there, back)
 }
 
-/// Both ways a model can run here. A machine without an adapter fails the tests, as it does elsewhere.
+/// The CPU and the first adapter. The tests fail on a machine without an adapter.
 pub fn devices() -> [DeviceChoice; 2] {
     [DeviceChoice::Cpu, DeviceChoice::Index(0)]
 }
 
-/// Loads a model with a context of `ctx`.
+/// Loads a model with a context of `ctx` tokens.
 pub fn load(path: &Path, device: DeviceChoice, ctx: u32) -> Engine {
-    let options = LoadOptions {
-        device,
-        ctx: Some(ctx),
-        ..LoadOptions::default()
-    };
+    let options = LoadOptions::default().device(device).ctx(ctx);
     Engine::load(path, &options, &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
-/// Greedy, at most `max` tokens, ended by `stop`.
+/// Greedy decoding of at most `max` tokens, with stop texts.
 pub fn greedy(max: usize, stop: &[&str]) -> AnswerOptions {
-    AnswerOptions {
-        sampling: Some(Sampling::greedy()),
-        max_tokens: Some(max),
-        stop: stop.iter().map(|text| (*text).to_owned()).collect(),
-        ..AnswerOptions::default()
-    }
+    AnswerOptions::default()
+        .sampling(Sampling::greedy())
+        .max_tokens(max)
+        .stop(stop.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
 }
 
-/// Bytes in the printable alphabet of byte-level tokenizers: printable ones stand for themselves, the others follow 255.
+/// Bytes in the printable alphabet of byte-level tokenizers: printable bytes stand for themselves, the others are
+/// U+0100 and up.
 fn spelled(bytes: &[u8]) -> String {
     let printable = |byte: u32| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let letter = |&byte: &u8| {

@@ -1,4 +1,4 @@
-//! The program: what it prints, writes and says when the world is not as it should be.
+//! The program: output, files and errors under unusual conditions.
 
 use crate::permutation::{END, FIRST, PROMPT, Permutation};
 use cmf_gpu::dtype::Dtype;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// The program, without what the environment of the tests says to it.
+/// The program, without the environment variables that configure it.
 pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cmf-gpu"));
     for (name, _) in std::env::vars_os() {
@@ -19,7 +19,7 @@ pub fn program() -> Command {
 }
 
 /// Exit code, stdout, stderr.
-pub fn said(output: &Output) -> (Option<i32>, String, String) {
+pub fn output_of(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let stderr = text(&output.stderr);
     assert!(
@@ -36,13 +36,13 @@ fn run(path: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
         .arg(path)
         .args(["-p", "p", "--greedy", "-q"])
         .args(flags);
-    said(&command.output().unwrap())
+    output_of(&command.output().unwrap())
 }
 
-/// The answer ends in an error and exit 0, or what was said before is gone.
+/// Guards against exit code 0 after an error, and against losing the text before the error.
 #[test]
-fn logits_that_are_no_numbers_are_exit_1_after_the_text() {
-    let mut model = Permutation::saying(&[b"good ", b"until", b"here"]);
+fn logits_that_are_nan_are_exit_1_after_the_text() {
+    let mut model = Permutation::answering(&[b"good ", b"until", b"here"]);
     model.broken = Some(FIRST + 1);
     let (_dir, path) = model.file();
     for device in ["cpu", "0"] {
@@ -55,11 +55,11 @@ fn logits_that_are_no_numbers_are_exit_1_after_the_text() {
     }
 }
 
-/// Control characters that a model says reach the terminal, or stop texts only work with one of the outputs.
+/// Guards against differences between the plain output and the JSON output.
 #[test]
-fn both_outputs_say_the_same() {
+fn plain_and_json_output_have_the_same_text() {
     let pieces: [&[u8]; 5] = [b"a\"\\", b"\xe2\x82", b"\xac\n", b"ST", b"OP!"];
-    let (_dir, path) = Permutation::saying(&pieces).file();
+    let (_dir, path) = Permutation::answering(&pieces).file();
     for flags in [&[][..], &["--stop", "STOP"], &["-n", "2"]] {
         let (code, plain, _) = run(&path, flags);
         let (_, json, _) = run(&path, &[flags, &["--json"]].concat());
@@ -72,7 +72,7 @@ fn both_outputs_say_the_same() {
     }
 }
 
-/// Two runs at once wait for each other, or one destroys what the other needs.
+/// Guards against processes that block each other or destroy shared files.
 #[test]
 fn two_runs_at_once() {
     let (_dir, path) = Permutation::repeating(&[b"a", b"b"]).file();
@@ -87,7 +87,7 @@ fn two_runs_at_once() {
         })
         .collect();
     for child in both.drain(..) {
-        let (code, stdout, stderr) = said(&child.wait_with_output().unwrap());
+        let (code, stdout, stderr) = output_of(&child.wait_with_output().unwrap());
         assert_eq!(
             (code, stdout.trim_end()),
             (Some(0), "ab".repeat(20).as_str()),
@@ -96,18 +96,18 @@ fn two_runs_at_once() {
     }
 }
 
-/// A model in a folder whose name has letters of another language, blanks or emoji is not found.
+/// Guards against failures with paths that contain non-ASCII letters, spaces or emoji.
 #[test]
 fn paths_that_are_not_ascii_or_long() {
     let dir = tempfile::tempdir().unwrap();
     let mut folder = dir.path().join("модель \u{1f999}");
-    // Longer than the 260 characters that used to be all there is.
+    // Longer than 260 characters, a common limit of paths.
     for _ in 0..8 {
         folder.push("ein ziemlich langer Name für einen Ordner");
     }
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("模型 é.cmf");
-    Permutation::saying(&[b"ok"]).write(&path);
+    Permutation::answering(&[b"ok"]).write(&path);
     let (code, stdout, stderr) = run(&path, &[]);
     assert_eq!((code, stdout.as_str()), (Some(0), "ok\n"), "{stderr}");
     let copy = folder.join("ɕopy 'of' \"it\".cmf");
@@ -118,32 +118,32 @@ fn paths_that_are_not_ascii_or_long() {
         .arg("-o")
         .arg(&copy)
         .args(["--quant", "q8"]);
-    assert_eq!(said(&convert.output().unwrap()).0, Some(0));
+    assert_eq!(output_of(&convert.output().unwrap()).0, Some(0));
     for command in ["info", "verify"] {
-        let (code, _, stderr) = said(&program().arg(command).arg(&copy).output().unwrap());
+        let (code, _, stderr) = output_of(&program().arg(command).arg(&copy).output().unwrap());
         assert_eq!(code, Some(0), "{stderr}");
     }
     assert_eq!(run(&copy, &[]).1, "ok\n");
 }
 
-/// A name that is no text at all makes the program panic.
+/// Guards against a panic on a path that is not valid UTF-8.
 #[cfg(target_os = "linux")]
 #[test]
-fn paths_that_are_no_text() {
+fn paths_that_are_not_utf_8() {
     use std::os::unix::ffi::OsStrExt;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9.cmf"));
-    Permutation::saying(&[b"ok"]).write(&path);
+    Permutation::answering(&[b"ok"]).write(&path);
     assert_eq!(run(&path, &[]).1, "ok\n");
-    let (code, stdout, stderr) = said(&program().arg("info").arg(&path).arg("--json").output().unwrap());
+    let (code, stdout, stderr) = output_of(&program().arg("info").arg(&path).arg("--json").output().unwrap());
     assert_eq!(code, Some(0), "{stderr}");
     assert!(serde_json::from_str::<serde_json::Value>(&stdout).is_ok());
 }
 
-/// The largest context there is overflows something.
+/// Guards against integer overflow with the largest possible arguments.
 #[test]
-fn absurd_numbers_are_refused_or_mean_what_they_say() {
-    let (_dir, path) = Permutation::saying(&[b"ok"]).file();
+fn extreme_numbers_are_refused_or_used_as_given() {
+    let (_dir, path) = Permutation::answering(&[b"ok"]).file();
     let (code, _, stderr) = run(&path, &["-c", "4294967295", "--device", "cpu", "--vram-mb", "1024"]);
     assert_eq!(code, Some(1));
     assert!(stderr.starts_with("error: OutOfMemory: "), "{stderr}");
@@ -161,9 +161,9 @@ fn absurd_numbers_are_refused_or_mean_what_they_say() {
     }
 }
 
-/// A file that names no end of turn makes the program talk on and on, and nothing says why.
+/// Guards against endless answers without a warning for files without a stop token.
 #[test]
-fn a_model_without_an_end_says_so() {
+fn a_model_without_a_stop_token_gets_a_warning() {
     let mut model = Permutation::repeating(&[b"a"]);
     for ends in [true, false] {
         if !ends {
@@ -172,17 +172,17 @@ fn a_model_without_an_end_says_so() {
         let (_dir, path) = model.file();
         let mut command = program();
         command.arg("run").arg(&path).args(["-p", "p", "--greedy", "-n", "3"]);
-        let (code, stdout, stderr) = said(&command.output().unwrap());
+        let (code, stdout, stderr) = output_of(&command.output().unwrap());
         assert_eq!((code, stdout.as_str()), (Some(0), "aaa\n"));
         assert_eq!(stderr.contains("no token that ends an answer"), !ends, "{stderr}");
     }
 }
 
-/// The end of turn that every reader of the vocabulary sees is missing in the header, and the answer goes on over it.
+/// Guards against ignoring an end-of-turn token of the vocabulary that the header does not list.
 #[test]
-fn a_special_end_of_turn_ends_answers_in_files_that_name_none() {
+fn an_end_of_turn_token_ends_answers_of_files_without_stop_tokens() {
     for (special, wanted) in [(true, "ok\n"), (false, "ok<|im_end|>!\n")] {
-        let mut model = Permutation::saying(&[b"ok", b"<|im_end|>", b"!"]);
+        let mut model = Permutation::answering(&[b"ok", b"<|im_end|>", b"!"]);
         model.eos = vec![END];
         if special {
             model.eos.clear();
@@ -191,7 +191,7 @@ fn a_special_end_of_turn_ends_answers_in_files_that_name_none() {
         let (_dir, path) = model.file();
         let (code, stdout, stderr) = run(&path, &["-n", "8"]);
         assert_eq!((code, stdout.as_str()), (Some(0), wanted), "{stderr}");
-        let info = |flags: &[&str]| said(&program().arg("info").arg(&path).args(flags).output().unwrap()).1;
+        let info = |flags: &[&str]| output_of(&program().arg("info").arg(&path).args(flags).output().unwrap()).1;
         let object: Value = serde_json::from_str(&info(&["--json"])).unwrap();
         assert_eq!(object["eos_token_ids"], json!(model.eos));
         let stop = [END, FIRST + 1][usize::from(special)];
@@ -204,20 +204,20 @@ fn a_special_end_of_turn_ends_answers_in_files_that_name_none() {
     }
 }
 
-/// A head for several tokens is announced, and its tensors are not there: a crash, or drafts of nothing.
+/// Guards against a crash when the header declares a draft head without tensors.
 #[test]
-fn a_draft_head_without_tensors_is_said_and_gone_without() {
+fn a_model_runs_without_a_draft_head_whose_tensors_are_missing() {
     let mut model = Permutation::walking(Dtype::F16);
     model.header = |header| {
         header["arch"]["mtp"] = json!({"num_layers": 1, "share_lm_head": true, "share_embed": true});
     };
     let (_dir, path) = model.file();
-    let (_, text, _) = said(&program().arg("info").arg(&path).output().unwrap());
+    let (_, text, _) = output_of(&program().arg("info").arg(&path).output().unwrap());
     assert!(
-        text.contains("draft head   declared, its tensors are missing"),
+        text.contains("draft head   declared, but its tensors are missing"),
         "{text}"
     );
-    let (_, info, _) = said(&program().arg("info").arg(&path).arg("--json").output().unwrap());
+    let (_, info, _) = output_of(&program().arg("info").arg(&path).arg("--json").output().unwrap());
     let info: Value = serde_json::from_str(&info).unwrap();
     assert_eq!(
         (&info["mtp"]["num_layers"], &info["draft_head"], &info["runs"]),
@@ -230,17 +230,17 @@ fn a_draft_head_without_tensors_is_said_and_gone_without() {
     assert_eq!(answer["speculation"]["mode"], "off");
 }
 
-/// A context beyond the one that a file has the rotation of gives nonsense from the first position on, and nothing says so.
+/// Guards against wrong answers with a context that the rotary embedding of the file does not support.
 #[test]
 fn a_context_without_rotation_is_refused() {
-    let mut model = Permutation::saying(&[b"ok"]);
+    let mut model = Permutation::answering(&[b"ok"]);
     model.header = |header| {
         header["arch"]["rope_freq_factors"] = json!([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]);
         header["arch"]["yarn"] = json!({
             "factor": 1.0, "original_max_position_embeddings": 256, "beta_fast": 32.0, "beta_slow": 1.0,
             "attention_factor": 1.19
         });
-        // Whatever it says of its training.
+        // The training context does not matter here.
         header["arch"]["max_position_embeddings"] = json!(1024);
     };
     let (_dir, path) = model.file();
@@ -257,7 +257,7 @@ fn a_context_without_rotation_is_refused() {
             "{stderr}"
         );
     }
-    // With a stretch it is the rotation of any context.
+    // With a YaRN factor above 1 the rotation is valid for any context.
     model.header = |header| {
         header["arch"]["yarn"] = json!({"factor": 4.0, "original_max_position_embeddings": 128});
     };
@@ -265,23 +265,23 @@ fn a_context_without_rotation_is_refused() {
     assert_eq!(run(&path, &["-c", "512"]).1, "ok\n");
 }
 
-/// The model's own way to choose tokens is forgotten, or wins over a flag.
+/// Guards against ignoring the sampling defaults of the file, or preferring them to flags.
 #[test]
-fn the_files_sampling_holds_where_no_flag_says_otherwise() {
+fn the_sampling_defaults_of_the_file_apply_unless_a_flag_overrides_them() {
     let mut model = Permutation::walking(Dtype::F16);
-    // Flat enough that a draw decides.
+    // The logits are close, so that sampling decides.
     model.logits = [0.2, 0.0];
     let path = json!(model.path(PROMPT, 30));
     let drawn = |model: &Permutation, flags: &[&str]| {
         let (_dir, file) = model.file();
         let mut info = program();
-        let (_, info, _) = said(&info.arg("info").arg(&file).arg("--json").output().unwrap());
+        let (_, info, _) = output_of(&info.arg("info").arg(&file).arg("--json").output().unwrap());
         let mut command = program();
         command
             .arg("run")
             .arg(&file)
             .args(["-p", "p", "-n", "30", "--json", "--seed", "3"]);
-        let (code, stdout, stderr) = said(&command.args(flags).output().unwrap());
+        let (code, stdout, stderr) = output_of(&command.args(flags).output().unwrap());
         assert_eq!(code, Some(0), "{stderr}");
         let [info, answer] = [info, stdout].map(|text| serde_json::from_str::<Value>(&text).unwrap());
         (info["sampling"]["temperature"].clone(), answer["tokens"].clone())
@@ -293,19 +293,19 @@ fn the_files_sampling_holds_where_no_flag_says_otherwise() {
     assert_ne!(drawn(&model, &["--temp", "1"]).1, path);
 }
 
-/// A draft head that the header promises and the file does not hold stops the model, or is believed in.
+/// Guards against an error when the header declares a draft head without tensors.
 #[test]
-fn a_declared_draft_head_without_tensors_is_told_and_not_used() {
-    let mut model = Permutation::saying(&[b"ok"]);
+fn a_draft_head_without_tensors_is_reported_in_info_and_not_used() {
+    let mut model = Permutation::answering(&[b"ok"]);
     model.header = |header| header["arch"]["mtp"] = json!({"num_layers": 1});
     let (_dir, path) = model.file();
-    let info = |flags: &[&str]| said(&program().arg("info").arg(&path).args(flags).output().unwrap()).1;
+    let info = |flags: &[&str]| output_of(&program().arg("info").arg(&path).args(flags).output().unwrap()).1;
     let object: Value = serde_json::from_str(&info(&["--json"])).unwrap();
     assert_eq!(
         (&object["mtp"]["num_layers"], &object["draft_head"]),
         (&json!(1), &json!(false))
     );
-    assert!(info(&[]).contains("draft head   declared, its tensors are missing"));
+    assert!(info(&[]).contains("draft head   declared, but its tensors are missing"));
     let (code, stdout, _) = run(&path, &["--json"]);
     let answer: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(code, Some(0));

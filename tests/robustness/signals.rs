@@ -1,9 +1,9 @@
-//! Ctrl-C at any moment: the text so far stays, nothing half-written is left, the exit code says 130.
+//! Ctrl-C at any time: the text so far is kept, no incomplete file remains, the exit code is 130.
 #![cfg(unix)]
 
 use crate::files::names;
 use crate::permutation::Permutation;
-use crate::process::{program, said};
+use crate::process::{output_of, program};
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -18,7 +18,7 @@ fn interrupt(child: &Child) {
     assert!(killed.success());
 }
 
-/// Ctrl-C does nothing for a while after the start, or ends in a back-trace.
+/// Guards against Ctrl-C being ignored after the start, or causing a backtrace.
 #[test]
 fn a_run_can_be_interrupted_at_any_moment() {
     let (_dir, path) = Permutation::repeating(&[b"a", b"b"]).file();
@@ -35,9 +35,9 @@ fn a_run_can_be_interrupted_at_any_moment() {
             let start = Instant::now();
             let output = child.wait_with_output().unwrap();
             assert!(start.elapsed() < Duration::from_secs(20));
-            // Before the program runs there is nobody to catch the signal; a full context is an end, too.
+            // The signal may arrive before the program handles it, or after the context is full.
             let killed = output.status.signal() == Some(2);
-            let (code, stdout, stderr) = said(&output);
+            let (code, stdout, stderr) = output_of(&output);
             let done = code == Some(0) && stderr.contains("finish: context");
             assert!(
                 killed || done || code == Some(130),
@@ -49,7 +49,7 @@ fn a_run_can_be_interrupted_at_any_moment() {
     }
 }
 
-/// A long prompt cannot be interrupted.
+/// Guards against long prompts that cannot be interrupted.
 #[test]
 fn a_prompt_can_be_interrupted() {
     let mut model = Permutation::repeating(&[b"a"]);
@@ -66,23 +66,23 @@ fn a_prompt_can_be_interrupted() {
         .args(["--raw", "-c", "0", "--device", "cpu"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut told = String::new();
-    while !told.contains("loaded in") {
-        assert!(stderr.read_line(&mut told).unwrap() > 0, "{told}");
+    let mut log = String::new();
+    while !log.contains("loaded in") {
+        assert!(stderr.read_line(&mut log).unwrap() > 0, "{log}");
     }
     std::thread::sleep(Duration::from_millis(200));
     interrupt(&child);
     let start = Instant::now();
-    stderr.read_to_string(&mut told).unwrap();
+    stderr.read_to_string(&mut log).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), output.stdout.len()), (Some(130), 0), "{told}");
-    assert!(told.trim_end().ends_with("finish: interrupted]"), "{told}");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(130), 0), "{log}");
+    assert!(log.trim_end().ends_with("finish: interrupted]"), "{log}");
     assert!(start.elapsed() < Duration::from_secs(20));
 }
 
-/// Ctrl-C is reported as a wrong call, or whoever reads JSON gets none.
+/// Guards against reporting Ctrl-C as an error, and against missing JSON output.
 #[test]
-fn an_interrupted_command_says_so_in_its_object() {
+fn an_interrupted_command_reports_it_in_json() {
     let mut model = Permutation::repeating(&[b"a"]);
     model.context = 32768;
     let (_dir, path) = model.file();
@@ -99,20 +99,20 @@ fn an_interrupted_command_says_so_in_its_object() {
             .args(json.then_some("--json"));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut told = String::new();
-        while !told.contains("loaded in") {
-            assert!(stderr.read_line(&mut told).unwrap() > 0, "{told}");
+        let mut log = String::new();
+        while !log.contains("loaded in") {
+            assert!(stderr.read_line(&mut log).unwrap() > 0, "{log}");
         }
         interrupt(&child);
-        stderr.read_to_string(&mut told).unwrap();
-        let (code, stdout, _) = said(&child.wait_with_output().unwrap());
+        stderr.read_to_string(&mut log).unwrap();
+        let (code, stdout, _) = output_of(&child.wait_with_output().unwrap());
         let wanted = ["", "{\"finish\":\"interrupted\"}\n"][usize::from(json)];
-        assert_eq!((code, stdout.as_str()), (Some(130), wanted), "{told}");
-        assert!(!told.contains("error:"), "{told}");
+        assert_eq!((code, stdout.as_str()), (Some(130), wanted), "{log}");
+        assert!(!log.contains("error:"), "{log}");
     }
 }
 
-/// An interrupted conversion leaves half a file, or the file it was working on.
+/// Guards against an incomplete or temporary file after an interrupted conversion.
 #[test]
 fn an_interrupted_conversion_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -130,12 +130,12 @@ fn an_interrupted_conversion_leaves_nothing() {
         }
         let output = child.wait_with_output().unwrap();
         let killed = output.status.signal() == Some(2);
-        let (code, stdout, stderr) = said(&output);
+        let (code, stdout, stderr) = output_of(&output);
         assert!(
             killed || code == Some(130),
             "{code:?} after {delay} ms: {stdout}{stderr}"
         );
-        // The second one ends the program at once; what it was writing has a name that says so.
+        // A second signal ends the program at once and may leave a `.partial` file.
         let left: Vec<String> = names(dir.path()).into_iter().filter(|name| name != "src").collect();
         assert!(
             left.is_empty() || (times == 2 && left.iter().all(|name| name.ends_with(".partial"))),
@@ -147,7 +147,7 @@ fn an_interrupted_conversion_leaves_nothing() {
     }
 }
 
-/// A model of zeros that takes long to convert and, where files may have holes, no room.
+/// A model of zeros that takes long to convert. It is a sparse file if the file system supports that.
 fn long_source(dir: &std::path::Path) {
     let (hidden, layers) = (1024u64, 96);
     let mut shapes = vec![

@@ -1,4 +1,4 @@
-//! A chat on a terminal: what becomes of the terminal, and of keys that are pressed while an answer runs.
+//! A chat on a terminal: the state of the terminal, and keys pressed during an answer.
 #![cfg(unix)]
 
 use crate::permutation::Permutation;
@@ -13,17 +13,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes.
+/// A timeout for everything in these tests.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A chat on a terminal of its own.
+/// A chat on a pseudo-terminal.
 struct Chat {
     child: Child,
     keys: File,
     terminal: OwnedFd,
     before: Termios,
-    /// What it says on stderr, line by line.
-    said: Receiver<String>,
+    /// The lines of stderr.
+    stderr: Receiver<String>,
 }
 
 impl Chat {
@@ -42,14 +42,14 @@ impl Chat {
             .stdout(slave.try_clone().unwrap());
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        let (sender, said) = channel();
+        let (sender, lines) = channel();
         std::thread::spawn(move || {
             stderr
                 .lines()
                 .map_while(Result::ok)
                 .try_for_each(|line| sender.send(line))
         });
-        // Somebody has to read what is drawn, or the terminal is full.
+        // Drain the terminal, so that writing to it does not block.
         let mut screen = File::from(master.try_clone().unwrap());
         std::thread::spawn(move || {
             let mut drawn = [0; 4096];
@@ -60,31 +60,31 @@ impl Chat {
             keys: File::from(master),
             terminal: slave,
             before,
-            said,
+            stderr: lines,
         };
-        chat.hears("a chat: ");
+        chat.waits_for("chat: ");
         chat.edits();
         chat
     }
 
-    /// Waits for a line with `text`.
-    fn hears(&self, text: &str) {
+    /// Waits for a line of stderr that contains `text`.
+    fn waits_for(&self, text: &str) {
         let end = Instant::now() + LONG;
         let mut all = Vec::new();
-        while let Ok(line) = self.said.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        while let Ok(line) = self.stderr.recv_timeout(end.saturating_duration_since(Instant::now())) {
             if line.contains(text) {
                 return;
             }
             all.push(line);
         }
-        panic!("'{text}' was not said: {all:?}");
+        panic!("'{text}' is missing on stderr: {all:?}");
     }
 
     fn keys(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits for the end of the program: its exit code.
+    /// Waits for the end of the program and returns its exit code.
     fn ends(&mut self) -> Option<i32> {
         let end = Instant::now() + LONG;
         loop {
@@ -96,7 +96,7 @@ impl Chat {
         }
     }
 
-    /// Waits until an editor has taken over the terminal.
+    /// Waits until the line editor controls the terminal.
     fn edits(&self) {
         let end = Instant::now() + LONG;
         while tcgetattr(&self.terminal).unwrap() == self.before {
@@ -108,15 +108,15 @@ impl Chat {
 
 impl Drop for Chat {
     fn drop(&mut self) {
-        // After a test that failed; otherwise it is gone.
+        // The program still runs if the test failed.
         let _ = self.child.kill();
     }
 }
 
-/// A signal at the prompt leaves a terminal that shows no keys.
+/// Guards against a terminal without echo after a signal at the prompt.
 #[test]
 fn a_signal_at_the_prompt_gives_the_terminal_back() {
-    let (_dir, path) = Permutation::saying(&[b"ok"]).file();
+    let (_dir, path) = Permutation::answering(&[b"ok"]).file();
     for signal in ["-TERM", "-HUP"] {
         let mut chat = Chat::start(&path, &[]);
         let id = chat.child.id().to_string();
@@ -126,23 +126,23 @@ fn a_signal_at_the_prompt_gives_the_terminal_back() {
     }
 }
 
-/// What is typed while an answer runs is lost: a whole line, or the beginning of one.
+/// Guards against losing keys typed during an answer.
 #[test]
 fn keys_pressed_during_an_answer_are_the_next_line() {
     let (_dir, path) = Permutation::repeating(&[b"a", b"b"]).file();
     for (early, late) in [("/set top-k 7\n", ""), ("/set top", "-k 7\r")] {
         let mut chat = Chat::start(&path, &["-n", "400", "--greedy"]);
         chat.keys("p\r");
-        // The editor has given the terminal away: an answer runs.
+        // The line editor has restored the terminal: an answer runs.
         let end = Instant::now() + LONG;
         while tcgetattr(&chat.terminal).unwrap() != chat.before {
             assert!(Instant::now() < end, "no answer begins");
         }
         chat.keys(early);
-        chat.hears("finish: length");
+        chat.waits_for("finish: length");
         chat.edits();
         chat.keys(late);
-        chat.hears("top-k 7");
+        chat.waits_for("top-k 7");
         chat.keys("/exit\r");
         assert_eq!(chat.ends(), Some(0));
         assert_eq!(tcgetattr(&chat.terminal).unwrap(), chat.before);

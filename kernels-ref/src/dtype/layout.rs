@@ -1,12 +1,12 @@
-//! Measuring a payload and reading its little-endian fields, shared by the element types. Knows no element type.
+//! Payload lengths and little-endian fields, shared by the element types.
 
 use super::BadPayload;
 use half::f16;
 
-/// Weights per group, wherever a scale belongs to a group.
+/// Weights per group, in every type whose scales belong to groups.
 pub const GROUP: usize = 32;
 
-/// A sum of products that must stay below the address space. `None` once anything overflows.
+/// A checked sum of products. `None` once anything overflows.
 pub struct Bytes(Option<usize>);
 
 impl Bytes {
@@ -14,13 +14,13 @@ impl Bytes {
         Bytes(Some(0))
     }
 
-    /// This many and one more plane, as large as the product of `factors`.
+    /// Adds the product of `factors`.
     pub fn plus(self, factors: &[usize]) -> Bytes {
-        let plane = factors.iter().try_fold(1usize, |product, &f| product.checked_mul(f));
-        Bytes(self.0.and_then(|sum| plane.and_then(|p| sum.checked_add(p))))
+        let product = factors.iter().try_fold(1usize, |product, &f| product.checked_mul(f));
+        Bytes(self.0.and_then(|sum| product.and_then(|p| sum.checked_add(p))))
     }
 
-    /// The number, or why there is none.
+    /// The sum. Errors: it overflowed.
     pub fn get(self) -> Result<usize, BadPayload> {
         self.0.ok_or_else(|| BadPayload("the payload's size overflows".into()))
     }
@@ -35,7 +35,8 @@ impl Bytes {
     }
 }
 
-/// Refuses matrices without elements: every allocation below relies on rows and columns costing bytes of payload.
+/// Refuses matrices without elements. The allocations in the decoders rely on this: every row and every column then costs
+/// bytes of payload.
 pub fn check_matrix(rows: usize, cols: usize) -> Result<(), BadPayload> {
     if rows == 0 || cols == 0 {
         return Err(BadPayload(format!(
@@ -45,7 +46,7 @@ pub fn check_matrix(rows: usize, cols: usize) -> Result<(), BadPayload> {
     Ok(())
 }
 
-/// Groups per row of a matrix whose rows must be whole groups.
+/// Groups per row. Errors: rows that are not whole groups.
 pub fn groups_per_row(rows: usize, cols: usize) -> Result<usize, BadPayload> {
     check_matrix(rows, cols)?;
     if !cols.is_multiple_of(GROUP) {
@@ -63,9 +64,14 @@ pub fn split<'a>(payload: &'a [u8], len: usize, what: &str) -> Result<(&'a [u8],
         .ok_or_else(|| BadPayload(format!("wanted {len} bytes of {what}, found {}", payload.len())))
 }
 
-/// The `index`-th f16 of a plane that may start at any address.
-pub fn half_at(plane: &[u8], index: usize) -> f32 {
-    half(&plane[2 * index..])
+/// Row `row` of a section with `len` bytes per row.
+pub fn part(section: &[u8], row: usize, len: usize) -> &[u8] {
+    &section[row * len..][..len]
+}
+
+/// The `index`-th f16 of a section. Payloads have no alignment.
+pub fn half_at(section: &[u8], index: usize) -> f32 {
+    half(&section[2 * index..])
 }
 
 /// The f16 at the start of `bytes`.
@@ -73,21 +79,21 @@ pub fn half(bytes: &[u8]) -> f32 {
     f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
 }
 
-/// The `index`-th u32 of a plane that may start at any address.
-pub fn u32_at(plane: &[u8], index: usize) -> u32 {
+/// The `index`-th u32 of a section.
+pub fn u32_at(section: &[u8], index: usize) -> u32 {
     let at = 4 * index;
-    u32::from_le_bytes([plane[at], plane[at + 1], plane[at + 2], plane[at + 3]])
+    u32::from_le_bytes([section[at], section[at + 1], section[at + 2], section[at + 3]])
 }
 
-/// `count + 1` u32 offsets that start at 0 and never decrease, as the two-plane types store them per row.
-pub fn check_offsets(plane: &[u8], count: usize, what: &str) -> Result<(), BadPayload> {
-    if u32_at(plane, 0) != 0 {
-        return Err(BadPayload(format!("wanted {what}[0] = 0, found {}", u32_at(plane, 0))));
+/// Checks a table of `rows + 1` u32 offsets: it starts at 0 and never decreases.
+pub fn check_offsets(table: &[u8], rows: usize, name: &str) -> Result<(), BadPayload> {
+    if u32_at(table, 0) != 0 {
+        return Err(BadPayload(format!("wanted {name}[0] = 0, found {}", u32_at(table, 0))));
     }
-    for row in 0..count {
-        let (from, to) = (u32_at(plane, row), u32_at(plane, row + 1));
+    for row in 0..rows {
+        let (from, to) = (u32_at(table, row), u32_at(table, row + 1));
         if to < from {
-            return Err(BadPayload(format!("wanted {what}[{}] >= {from}, found {to}", row + 1)));
+            return Err(BadPayload(format!("wanted {name}[{}] >= {from}, found {to}", row + 1)));
         }
     }
     Ok(())

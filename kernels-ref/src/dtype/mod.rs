@@ -1,27 +1,31 @@
-//! What the bytes of a tensor mean, one file per element type of the container's section 3.1.
+//! Decoders of the container's element types (section 3.1 of its specification), one file per family.
+//!
+//! A decoder function takes the payload of a `rows` × `cols` matrix and checks the whole structure of the payload first:
+//! lengths, bit widths, offsets, overlay entries. Afterwards it decodes single rows without failing.
 
 mod layout;
 
-pub mod bf16;
-pub mod f16;
-pub mod f32;
+pub mod float;
 pub mod q1;
-pub mod q1s;
-pub mod q1t;
-pub mod q4_block;
-pub mod q4_tiled;
-pub mod q4tp;
-pub mod q8_2f;
-pub mod q8_row;
+pub mod q4;
+pub mod q8;
 pub mod vbit;
-pub mod vbit_ro;
 
-/// Why a payload cannot be decoded: a sentence with wanted and found.
+/// Why a payload cannot be decoded: expected and found, as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPayload(pub String);
 
-/// Decodes single rows of a matrix whose payload was checked when the decoder was made.
+/// Decodes single rows of a matrix whose payload has been checked.
 pub trait RowDecoder: Send + Sync {
-    /// Writes row `row` to `out`, which must hold exactly the matrix's columns.
+    /// Writes row `row` to `out`, whose length must be the matrix's column count.
     fn row(&self, row: usize, out: &mut [f32]);
 }
+
+impl<F: Fn(usize, &mut [f32]) + Send + Sync> RowDecoder for F {
+    fn row(&self, row: usize, out: &mut [f32]) {
+        self(row, out);
+    }
+}
+
+/// A decoder, or why the payload is refused.
+pub type Decoder<'a> = Result<Box<dyn RowDecoder + 'a>, BadPayload>;

@@ -1,43 +1,59 @@
-//! vbit: `[u8 bits: rows][f16 rows·groups][rows]`, each row packed MSB first with its own width b ∈ {3,4,5,6,8}; value
-//! (u−L)·scale\[row, group\], L = 2^(b−1)−1.
+//! vbit and vbit_ro: rows of 3, 4, 5, 6 or 8 bits per weight, codes u with value (u−L)·scale\[row, group\], L = 2^(bits−1)−1.
+//!
+//! Both begin with `[u8 bits: rows][f16 scales: rows·groups]`. A row is packed with its most significant bits first.
 
-use super::layout::{Bytes, GROUP, groups_per_row, half_at, split};
-use super::{BadPayload, RowDecoder};
+use super::layout::{Bytes, GROUP, check_offsets, groups_per_row, half_at, split, u32_at};
+use super::{BadPayload, Decoder};
 
-/// A matrix of rows of different bit widths. The packed rows lie where `offsets` says.
-pub(super) struct Vbit<'a> {
-    pub bits: &'a [u8],
-    pub scales: &'a [u8],
-    pub packed: &'a [u8],
-    /// Where each row starts in `packed`.
-    pub offsets: Vec<usize>,
-    pub groups: usize,
-}
-
-/// A decoder of vbit. Errors: columns that are no whole groups, a width outside of {3,4,5,6,8}, any other length.
-pub fn decoder(payload: &[u8], rows: usize, cols: usize) -> Result<Box<dyn RowDecoder + '_>, BadPayload> {
-    let [bits, scales, packed] = planes(payload, rows, cols)?;
+/// A decoder of vbit, whose packed rows follow the scales without gaps. Errors: columns that are not whole groups, a width
+/// other than 3, 4, 5, 6 and 8, any other length.
+pub fn vbit(payload: &[u8], rows: usize, cols: usize) -> Decoder<'_> {
+    let [bits, scales, packed] = sections(payload, rows, cols)?;
     let groups = cols / GROUP;
     let mut end = Bytes::none();
-    let mut offsets = Vec::with_capacity(rows);
+    let mut starts = Vec::with_capacity(rows);
     for &width in bits {
         let start = end.get()?;
-        offsets.push(start);
+        starts.push(start);
         end = Bytes::none().plus(&[start]).plus(&[row_bytes(width, groups)]);
     }
     end.exactly(packed)
         .map_err(|bad| BadPayload(format!("packed rows: {}", bad.0)))?;
-    Ok(Box::new(Vbit {
-        bits,
-        scales,
-        packed,
-        offsets,
-        groups,
-    }))
+    Ok(decoder([bits, scales, packed], starts, groups))
 }
 
-/// The widths, which are checked, the scales, and what follows them.
-pub(super) fn planes(payload: &[u8], rows: usize, cols: usize) -> Result<[&[u8]; 3], BadPayload> {
+/// A decoder of vbit_ro: `[u32 row_offsets: rows+1]`, counted from the packed area, come between scales and packed rows. Bytes
+/// between the end of one row and the start of the next are ignored.
+///
+/// Errors: columns that are not whole groups, a width other than 3, 4, 5, 6 and 8, offsets that do not ascend from 0, a row
+/// that does not fit before the next one, a last offset that is not the end of the payload.
+pub fn vbit_ro(payload: &[u8], rows: usize, cols: usize) -> Decoder<'_> {
+    let [bits, scales, rest] = sections(payload, rows, cols)?;
+    let groups = cols / GROUP;
+    let (table, packed) = split(rest, Bytes::none().plus(&[rows, 4]).plus(&[4]).get()?, "row offsets")?;
+    check_offsets(table, rows, "row_offsets")?;
+    let mut starts = Vec::with_capacity(rows);
+    for (row, &width) in bits.iter().enumerate() {
+        let (from, to) = (u32_at(table, row) as usize, u32_at(table, row + 1) as usize);
+        let wanted = row_bytes(width, groups);
+        if to - from < wanted {
+            return Err(BadPayload(format!(
+                "row {row} of {width} bits: wanted {wanted} bytes, found {}",
+                to - from
+            )));
+        }
+        starts.push(from);
+    }
+    let end = u32_at(table, rows) as usize;
+    Bytes::none()
+        .plus(&[end])
+        .exactly(packed)
+        .map_err(|bad| BadPayload(format!("packed rows: {}", bad.0)))?;
+    Ok(decoder([bits, scales, packed], starts, groups))
+}
+
+/// The widths, which are checked, the scales, and the rest of the payload.
+fn sections(payload: &[u8], rows: usize, cols: usize) -> Result<[&[u8]; 3], BadPayload> {
     let groups = groups_per_row(rows, cols)?;
     let (bits, rest) = split(payload, rows, "bit widths")?;
     if let Some(row) = bits.iter().position(|width| !matches!(width, 3..=6 | 8)) {
@@ -50,23 +66,28 @@ pub(super) fn planes(payload: &[u8], rows: usize, cols: usize) -> Result<[&[u8];
     Ok([bits, scales, rest])
 }
 
-/// Bytes of a packed row. A group of 32 is always whole bytes; no overflow, because each group has a scale in the payload.
-pub(super) fn row_bytes(width: u8, groups: usize) -> usize {
+/// Bytes of a packed row. A group of 32 always fills whole bytes. No overflow: each group has a scale in the payload.
+fn row_bytes(width: u8, groups: usize) -> usize {
     groups * 4 * usize::from(width)
 }
 
-impl RowDecoder for Vbit<'_> {
-    fn row(&self, row: usize, out: &mut [f32]) {
-        let width = usize::from(self.bits[row]);
+/// Decodes rows that begin at `starts` in the packed area.
+fn decoder<'a>(
+    [bits, scales, packed]: [&'a [u8]; 3],
+    starts: Vec<usize>,
+    groups: usize,
+) -> Box<dyn super::RowDecoder + 'a> {
+    Box::new(move |row: usize, out: &mut [f32]| {
+        let width = usize::from(bits[row]);
         let mask = u8::MAX >> (8 - width);
         let level = f32::from(mask >> 1);
-        let packed = &self.packed[self.offsets[row]..][..row_bytes(self.bits[row], self.groups)];
+        let packed = &packed[starts[row]..][..row_bytes(bits[row], groups)];
         for (group, (values, bytes)) in out
             .chunks_exact_mut(GROUP)
             .zip(packed.chunks_exact(4 * width))
             .enumerate()
         {
-            let scale = half_at(self.scales, row * self.groups + group);
+            let scale = half_at(scales, row * groups + group);
             // Eight codes fill `width` bytes exactly.
             for (eight, bytes) in values.chunks_exact_mut(8).zip(bytes.chunks_exact(width)) {
                 let word = bytes.iter().fold(0u64, |word, &byte| word << 8 | u64::from(byte));
@@ -75,5 +96,5 @@ impl RowDecoder for Vbit<'_> {
                 }
             }
         }
-    }
+    })
 }

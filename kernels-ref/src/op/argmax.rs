@@ -1,6 +1,6 @@
 //! argmax: the index of the largest value.
 
-/// The index of the largest value, the lowest one of equals. `None` if there is no value or one is not a finite number.
+/// The index of the largest value; of equal values the lowest index. `None` for no values, and if one of them is not finite.
 pub fn argmax(values: &[f32]) -> Option<usize> {
     let mut best: Option<(usize, f32)> = None;
     for (index, &value) in values.iter().enumerate() {
@@ -26,7 +26,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_from_nothing_or_nonsense() {
+    fn no_values_and_values_that_are_not_finite_have_no_largest() {
         assert_eq!(argmax(&[]), None);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             assert_eq!(argmax(&[1.0, bad, 2.0]), None);

@@ -1,8 +1,8 @@
-//! attention: what one query head reads from the positions it sees.
+//! attention: the result of one query head over the positions it sees.
 
 use std::ops::Range;
 
-/// What one stretch of positions adds to a head's result before the division: it can be joined with others.
+/// The share of some positions in a head's result, before the division. Blocks of positions can be joined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     /// The largest score.
@@ -34,7 +34,7 @@ pub fn block<'a>(
             softcap.map_or(score, |cap| cap * (score / cap).tanh())
         })
         .collect();
-    // The largest exponent becomes 0: no overflow, and the sum is at least 1. `f64::max` would lose a NaN, the sum keeps it.
+    // The largest exponent becomes 0, so nothing overflows and the sum is at least 1. `f64::max` loses a NaN, the sum keeps it.
     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut block = Block {
         largest,
@@ -44,7 +44,7 @@ pub fn block<'a>(
     for (position, score) in positions.zip(scores) {
         let weight = (score - largest).exp();
         let value = v(position);
-        assert_eq!(value.len(), block.sum.len(), "values have one length");
+        assert_eq!(value.len(), block.sum.len(), "all values have the same length");
         block.total += weight;
         for (sum, &value) in block.sum.iter_mut().zip(value) {
             *sum += weight * f64::from(value);

@@ -2,10 +2,10 @@
 
 use crate::op::glu::silu;
 
-/// Σ weights\[taps − 1 − lag\] · inputs\[lag\]: a causal convolution of one channel, whose inputs come newest first and whose last
-/// weight is that of the newest. Both have one length.
+/// Σ weights\[taps − 1 − lag\] · inputs\[lag\]: a causal convolution of one channel. The newest input comes first, and its weight
+/// last. Both slices have the same length.
 pub fn causal_conv(inputs: &[f32], weights: &[f32]) -> f64 {
-    assert_eq!(inputs.len(), weights.len(), "one weight an input");
+    assert_eq!(inputs.len(), weights.len(), "one weight for each input");
     let pairs = inputs.iter().zip(weights.iter().rev());
     pairs.map(|(&x, &w)| f64::from(x) * f64::from(w)).sum()
 }
@@ -15,10 +15,10 @@ pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// What a position leaves of the state: exp(−exp(a_log) · log(1 + exp(a + dt_bias))).
+/// The factor of the state at each position: exp(−exp(a_log) · log(1 + exp(a + dt_bias))).
 pub fn decay(a: f64, dt_bias: f64, a_log: f64) -> f64 {
     let x = a + dt_bias;
-    // The same for every x, without overflow.
+    // log(1 + exp(x)), without overflow.
     let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
     (-a_log.exp() * softplus).exp()
 }
@@ -51,11 +51,11 @@ pub fn step(state: &mut [f64], [q, k, v]: [&[f64]; 3], decay: f64, beta: f64, ou
     }
 }
 
-/// out = x / √(mean(x²) + eps) · weight · silu(z). All four have one length.
+/// out = x / √(mean(x²) + eps) · weight · silu(z). All four slices have the same length.
 pub fn gated_norm(x: &[f64], weight: &[f32], z: &[f32], eps: f64, out: &mut [f64]) {
     assert!(
         x.len() == weight.len() && x.len() == z.len() && x.len() == out.len(),
-        "x, weight, z and out have one length"
+        "x, weight, z and out have the same length"
     );
     let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
     let factor = 1.0 / (mean + eps).sqrt();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_weight_is_the_newest_inputs() {
+    fn the_newest_input_has_the_last_weight() {
         assert_eq!(causal_conv(&[2.0, 3.0, 5.0], &[100.0, 10.0, 1.0]), 532.0);
     }
 
@@ -101,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_for_a_key_is_read_with_it() {
-        // beta 1 and keys of length 1: the value replaces what the key was worth, other keys keep theirs.
+    fn a_key_reads_the_value_that_it_wrote() {
+        // beta 1 and keys of length 1: a new value replaces the key's old one, and other keys keep theirs.
         let mut state = [0.0; 4];
         let mut out = [f64::NAN; 2];
         let (x, y) = ([1.0, 0.0], [0.0, 1.0]);
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_state_decays_before_it_is_corrected() {
-        // Half of 8 is known, a quarter of the difference to 12 is added.
+        // 8 decays to 4; a quarter of the difference to 12 is added.
         let mut state = [8.0];
         let mut out = [f64::NAN];
         step(&mut state, [&[3.0], &[1.0], &[12.0]], 0.5, 0.25, &mut out);

@@ -11,11 +11,11 @@ pub fn gelu_tanh(x: f64) -> f64 {
     0.5 * x * (1.0 + inner.tanh())
 }
 
-/// out\[i\] = act(gate\[i\]) · up\[i\]. All three have one length.
+/// out\[i\] = act(gate\[i\]) · up\[i\]. All three slices have the same length.
 pub fn glu(gate: &[f32], up: &[f32], act: impl Fn(f64) -> f64, out: &mut [f64]) {
     assert!(
         gate.len() == up.len() && gate.len() == out.len(),
-        "gate, up and out have one length"
+        "gate, up and out have the same length"
     );
     for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
         *out = act(f64::from(gate)) * f64::from(up);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_is_activated_and_the_other_multiplied() {
+    fn the_gate_is_activated_and_multiplied_with_up() {
         let mut out = [0.0; 2];
         glu(&[2.0, -1.0], &[10.0, 5.0], |x| x + 1.0, &mut out);
         assert_eq!(out, [30.0, 0.0]);

@@ -7,10 +7,10 @@ use std::ops::Range;
 /// Rows decoded by one thread before it asks for more work.
 const ROWS_PER_TASK: usize = 8;
 
-/// y\[c\]\[r\] = Σ_k w\[rows.start + r\]\[k\] · x\[c\]\[k\].
+/// y\[t\]\[r\] = Σ_k w\[rows.start + r\]\[k\] · x\[t\]\[k\] for `n` tokens t.
 ///
-/// `weights` decodes rows of `cols` values. `x` is \[n, x_stride\], of which the first `cols` of each column are used; the last
-/// column may end there. `y` is \[n, rows.len()\]. Each weight row is decoded once, whatever `n`.
+/// `weights` decodes rows of `cols` values. `x` is \[n, x_stride\]: the first `cols` values of each token are used, and the last
+/// token may end after them. `y` is \[n, rows.len()\]. Each weight row is decoded once, whatever `n`.
 pub fn linear(
     weights: &dyn RowDecoder,
     rows: Range<usize>,
@@ -24,8 +24,8 @@ pub fn linear(
     if n == 0 {
         return;
     }
-    let columns: Vec<&[f32]> = (0..n).map(|c| &x[c * x_stride..][..cols]).collect();
-    // Rows are what threads share, so the products are collected row by row and turned afterwards.
+    let tokens: Vec<&[f32]> = (0..n).map(|t| &x[t * x_stride..][..cols]).collect();
+    // Threads share the rows, so products are collected row by row and transposed afterwards.
     let mut by_row = vec![0.0; y.len()];
     by_row
         .par_chunks_mut(n)
@@ -35,21 +35,21 @@ pub fn linear(
             || vec![0.0; cols],
             |weight, (r, products)| {
                 weights.row(rows.start + r, weight);
-                for (product, column) in products.iter_mut().zip(&columns) {
-                    *product = dot(weight, column);
+                for (product, token) in products.iter_mut().zip(&tokens) {
+                    *product = dot(weight, token);
                 }
             },
         );
-    for (c, column) in y.chunks_exact_mut(rows.len().max(1)).enumerate() {
-        for (r, value) in column.iter_mut().enumerate() {
-            *value = by_row[r * n + c];
+    for (t, token) in y.chunks_exact_mut(rows.len().max(1)).enumerate() {
+        for (r, value) in token.iter_mut().enumerate() {
+            *value = by_row[r * n + t];
         }
     }
 }
 
 /// Σ a\[k\]·b\[k\]. Products of two f32 are exact in f64.
 fn dot(a: &[f32], b: &[f32]) -> f64 {
-    // Independent partial sums: the additions of one would wait for each other.
+    // Eight partial sums, because each addition to a single sum would wait for the one before.
     let mut sums = [0.0; 8];
     let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
     for (a, b) in a.iter().zip(b) {
@@ -82,8 +82,8 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_rows_times_strided_columns() {
-        // Columns (1, 0, 2) and (0, 1, 0); a stride of 4 leaves one value unused.
+    fn a_range_of_rows_times_tokens_with_a_stride() {
+        // Tokens (1, 0, 2) and (0, 1, 0); a stride of 4 leaves one value unused.
         let x = [1.0, 0.0, 2.0, f32::NAN, 0.0, 1.0, 0.0];
         let mut y = [f64::NAN; 4];
         linear(&Digits, 1..3, 3, &x, 4, 2, &mut y);
@@ -105,14 +105,14 @@ mod tests {
     #[test]
     fn products_are_summed_in_f64() {
         let bytes: Vec<u8> = [1e8f32, 1.0, -1e8].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let weights = dtype::f32::decoder(&bytes, 1, 3).unwrap();
+        let weights = dtype::float::f32(&bytes, 1, 3).unwrap();
         let mut y = [0.0];
         linear(&*weights, 0..1, 3, &[1.0; 3], 3, 1, &mut y);
         assert_eq!(y[0], 1.0);
     }
 
     #[test]
-    fn nothing_to_do_is_fine() {
+    fn no_rows_and_no_tokens_are_allowed() {
         linear(&Digits, 2..2, 3, &[0.0; 3], 3, 1, &mut []);
         linear(&Digits, 0..2, 3, &[], 3, 0, &mut []);
     }

@@ -1,7 +1,7 @@
-//! What each step of a network computes, one file per operator.
+//! The formulas of a network's operators, one file each.
 //!
-//! Inputs are the f32 values a kernel reads, results are f64. Shapes are the caller's promise: a slice of another length
-//! panics, because it is an error of the program and never of a file.
+//! Inputs are the f32 values that a kernel reads, results are f64. A slice of a wrong length panics: it is a fault of the caller,
+//! and never of a model file.
 
 pub mod argmax;
 pub mod attention;

@@ -1,10 +1,10 @@
 //! rms_norm: a vector divided by its root mean square, times a weight.
 
-/// out\[i\] = x\[i\] · weight\[i\] / √(mean(x²) + eps). All three have one length.
+/// out\[i\] = x\[i\] · weight\[i\] / √(mean(x²) + eps). All three slices have the same length.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f64, out: &mut [f64]) {
     assert!(
         x.len() == weight.len() && x.len() == out.len(),
-        "x, weight and out have one length"
+        "x, weight and out have the same length"
     );
     let mean = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / x.len() as f64;
     let factor = 1.0 / (mean + eps).sqrt();

@@ -2,7 +2,7 @@
 
 /// Rotates the pairs (i, i + rot/2) of `head` by the angles whose cosines and sines are given; rot = 2·cos.len().
 ///
-/// `cos` and `sin` have one length, at most half of the head; what lies beyond rot stays.
+/// `cos` and `sin` have the same length, at most half of the head. Elements from rot on stay as they are.
 pub fn rotate_half(head: &mut [f64], cos: &[f32], sin: &[f32]) {
     assert_eq!(cos.len(), sin.len(), "one cosine and one sine per pair");
     let (first, second) = head[..2 * cos.len()].split_at_mut(cos.len());
@@ -17,8 +17,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_are_half_the_rotated_part_apart() {
-        // A quarter turn of (1, 3), no turn of (2, 4), 5 and 6 are beyond the rotated part.
+    fn elements_of_a_pair_are_half_of_the_rotated_ones_apart() {
+        // A quarter turn of (1, 3), no turn of (2, 4); 5 and 6 are not rotated.
         let mut head = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         rotate_half(&mut head, &[0.0, 1.0], &[1.0, 0.0]);
         assert_eq!(head, [-3.0, 2.0, 1.0, 4.0, 5.0, 6.0]);

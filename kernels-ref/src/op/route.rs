@@ -1,4 +1,4 @@
-//! route: which experts a token takes, and with which weights.
+//! route: the experts of a token, and their weights.
 
 use std::cmp::Ordering;
 
@@ -20,10 +20,10 @@ pub fn sigmoid(v: f64) -> f64 {
     1.0 / (1.0 + (-v).exp())
 }
 
-/// Index and weight of the chosen experts, the highest first, of equals the lowest index.
+/// Index and weight of the chosen experts, by rank; of equal experts the lowest index is first.
 ///
 /// score = softmax(logits) or sigmoid(logit). Experts rank by their logits, which order as the scores do; with `bias` by
-/// score + bias. The bias has no part in the weights.
+/// score + bias. The bias does not change the weights.
 pub fn route(logits: &[f32], bias: Option<&[f32]>, routing: &Routing) -> Vec<(usize, f64)> {
     let logits: Vec<f64> = logits.iter().map(|&v| f64::from(v)).collect();
     let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_go_to_the_lower_index_and_a_bias_only_ranks() {
+    fn of_equal_experts_the_lower_index_is_first_and_a_bias_only_changes_ranks() {
         close(
             &route(&[1.0, 1.0, 1.0], None, &PLAIN),
             &[(0, 1.0 / 3.0), (1, 1.0 / 3.0)],

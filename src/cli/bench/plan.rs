@@ -1,134 +1,105 @@
-//! `bench --plan`: what a model takes on a GPU, and what its programs cost, told without one.
+//! `bench --plan`: the memory that a model needs on a GPU and the cost of its programs, computed without a GPU.
 
-use super::super::output::size;
-use super::super::run::peak_bytes;
-use super::{Args, Context, Form, Outcome, Result, model, usage};
-use cmf_gpu::container::{Arch, Tensors};
-use cmf_gpu::engine::{Planned, overlaid, planned, task_with};
-use cmf_gpu::options::{LoadOptions, Overlay};
-use cmf_gpu::program::Cost;
+use super::args::{Args, Form, Source};
+use crate::cli::context::{Context, Outcome, Result};
+use crate::cli::model;
+use crate::cli::output::{Output, size};
+use crate::cli::report::peak_bytes;
+use cmf_gpu::engine::{Planned, overlaid, planned, resolve_task};
+use cmf_gpu::source::{Arch, Tensors};
 use cmf_gpu::synthetic::synthetic;
+use cmf_gpu::{LoadOptions, Notice};
 use serde_json::{Value, json};
-use std::sync::Arc;
 
-pub(super) fn run(args: &Args, context: &mut Context) -> Result {
-    let mut options = args.load.options();
-    options.overlay = args.load.overlay.fixed(context)?;
-    options.ctx = options.ctx.or(Some(super::wanted(args)?));
-    let told = |arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions| -> Result<Told> {
-        let Planned {
-            model,
-            plan,
-            task,
-            notice,
-        } = planned(arch, tensors, options)?;
-        Ok(Told {
-            task,
-            name: arch.arch_name.clone(),
-            layers: model.layers.len(),
-            parameters: model.parameters(tensors),
-            ctx: plan.ctx,
-            chunk: plan.chunk,
-            cost: plan.cost(),
-            notice,
-        })
-    };
-    let told = match args.shape()? {
-        Some(_) if args.load.model.optional(context)?.is_some() => {
-            return Err(usage("--synthetic takes the place of MODEL"));
-        }
-        Some(_) if options.overlay != Overlay::Backbone => {
-            return Err(usage("skills are a MODEL's, and there is none"));
-        }
-        Some(shape) => {
+pub fn run(args: &Args, source: Source, context: &mut Context) -> Result {
+    let options = args.options(&source)?;
+    let (report, notices) = match source {
+        Source::Synthetic(shape) => {
             let (arch, tensors) = synthetic(&shape, args.quant)?;
-            told(&arch, &tensors, &options)?
+            Report::new(&arch, &tensors, &options)?
         }
-        None => {
-            let container = Arc::new(model::open(&args.load.model.path(context)?)?);
-            model::runnable(&container)?;
-            let tensors = overlaid(&container, &options.overlay)?;
-            let (task, notice) = task_with(&container, &options.overlay, &options.task)?;
-            if let Some(notice) = notice {
-                context.out.note(format!("note: {notice}"));
-            }
-            options.task = task;
-            told(&container.header().arch, &*tensors, &options)?
+        Source::Model(path) => {
+            let source = model::open(&path)?;
+            let tensors = overlaid(&source, &options.overlay)?;
+            let (task, notice) = resolve_task(&source, &options.overlay, &options.task)?;
+            context.out.notices(&notice);
+            Report::new(&source.arch, &*tensors, &options.task(task))?
         }
     };
-    if let Some(notice) = &told.notice {
-        context.out.note(format!("note: {notice}"));
-    }
-    if let Some(task) = &told.task {
+    context.out.notices(&notices);
+    if let Some(task) = &report.planned.task {
         context.out.note(format!("task {task}"));
     }
     let form = if context.out.json { Form::Json } else { args.output };
-    match form {
-        Form::Json => context.out.json(&told.json(args.load.device.kv.name()))?,
-        Form::Csv => {
-            context.out.line("program,dispatches,barriers,weight_bytes")?;
-            for row in told.rows() {
-                context.out.line(row.join(","))?;
-            }
-        }
-        Form::Md => {
-            context.out.line(told.summary())?;
-            context
-                .out
-                .line("\n| program | dispatches | barriers | weight bytes |")?;
-            context.out.line("|---|---:|---:|---:|")?;
-            for row in told.rows() {
-                context.out.line(format!("| {} |", row.join(" | ")))?;
-            }
-        }
-    }
+    report.print(form, args.load.device.kv.name(), &mut context.out)?;
     Ok(Outcome::Done)
 }
 
-/// What is shown.
-struct Told {
+struct Report {
     name: String,
-    task: Option<String>,
-    layers: usize,
     parameters: u64,
-    ctx: u32,
-    chunk: u32,
-    cost: Cost,
-    notice: Option<String>,
+    planned: Planned,
 }
 
-impl Told {
+impl Report {
+    fn new(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<(Report, Vec<Notice>)> {
+        let mut planned = planned(arch, tensors, options)?;
+        let notices = std::mem::take(&mut planned.notices);
+        let report = Report {
+            name: arch.arch_name.clone(),
+            parameters: planned.model.parameters(tensors),
+            planned,
+        };
+        Ok((report, notices))
+    }
+
+    fn print(&self, form: Form, kv: &str, out: &mut Output) -> Result<()> {
+        match form {
+            Form::Json => return out.json(&self.json(kv)),
+            Form::Csv => out.line("program,dispatches,barriers,weight_bytes")?,
+            Form::Md => {
+                out.line(self.summary())?;
+                out.line("\n| program | dispatches | barriers | weight bytes |\n|---|---:|---:|---:|")?;
+            }
+        }
+        for program in &self.planned.plan.cost().programs {
+            let row = [
+                program.name.to_string(),
+                program.dispatches.to_string(),
+                program.barriers.to_string(),
+                program.weight_bytes.to_string(),
+            ];
+            out.line(match form {
+                Form::Md => format!("| {} |", row.join(" | ")),
+                _ => row.join(","),
+            })?;
+        }
+        Ok(())
+    }
+
     fn summary(&self) -> String {
-        let cost = &self.cost;
+        let Planned { model, plan, .. } = &self.planned;
+        let cost = plan.cost();
         format!(
             "{}: {} layers, {:.2} · 10⁹ weights in {}\ncontext {}: {} of keys and values, {} of recurrent states, {} of \
              other buffers",
             self.name,
-            self.layers,
+            model.layers.len(),
             self.parameters as f64 / 1e9,
             size(cost.weight_bytes),
-            self.ctx,
+            plan.ctx,
             size(cost.kv_bytes),
             size(cost.state_bytes),
             size(cost.other_bytes),
         )
     }
 
-    fn rows(&self) -> impl Iterator<Item = [String; 4]> {
-        self.cost.programs.iter().map(|program| {
-            [
-                program.which.name().to_string(),
-                program.dispatches.to_string(),
-                program.barriers.to_string(),
-                program.weight_bytes.to_string(),
-            ]
-        })
-    }
-
     fn json(&self, kv: &str) -> Value {
-        let programs = self.cost.programs.iter().map(|program| {
+        let Planned { model, plan, task, .. } = &self.planned;
+        let cost = plan.cost();
+        let programs = cost.programs.iter().map(|program| {
             json!({
-                "program": program.which.name(),
+                "program": program.name,
                 "dispatches": program.dispatches,
                 "barriers": program.barriers,
                 "weight_bytes": program.weight_bytes,
@@ -136,16 +107,16 @@ impl Told {
         });
         json!({
             "name": self.name,
-            "task": self.task,
-            "layers": self.layers,
+            "task": task,
+            "layers": model.layers.len(),
             "parameters": self.parameters,
-            "ctx": self.ctx,
-            "chunk": self.chunk,
+            "ctx": plan.ctx,
+            "chunk": plan.chunk,
             "kv": kv,
-            "weight_bytes": self.cost.weight_bytes,
-            "kv_bytes": self.cost.kv_bytes,
-            "state_bytes": self.cost.state_bytes,
-            "other_bytes": self.cost.other_bytes,
+            "weight_bytes": cost.weight_bytes,
+            "kv_bytes": cost.kv_bytes,
+            "state_bytes": cost.state_bytes,
+            "other_bytes": cost.other_bytes,
             "programs": programs.collect::<Vec<_>>(),
             "peak_host_bytes": peak_bytes(),
         })

@@ -1,45 +1,45 @@
-//! What a line of a chat means: a message or a command. Knows nothing of models.
+//! The lines of a chat: messages, commands and settings.
 
-use cmf_gpu::sampling::Sampling;
+use cmf_gpu::options::Sampling;
 
-/// What `/help` says.
+/// The text of `/help`.
 pub const HELP: &str = "\
 /help                 this list
-/exit                 leaves; so do Ctrl-D and Ctrl-C twice
-/clear                forgets the conversation; the system message stays
-/system [TEXT]        sets the system message, without TEXT removes it
-/set [NAME [VALUE]]   shows or changes how answers are made:
+/exit                 ends the chat; so do Ctrl-D and pressing Ctrl-C twice
+/clear                starts a new conversation with the same system message
+/system [TEXT]        sets the system message; without TEXT removes it
+/set [NAME [VALUE]]   shows or changes settings:
                       temp top-k top-p min-p repeat-penalty presence-penalty frequency-penalty seed max-tokens
-                      and task: whose mask is active; /set task none runs the full model, /set task default leaves it
-                      to the skill and the file again
-                      and skill: which one is active, with its mask if no task was set; /set skill none goes back
-/regen                answers the last message anew
-/stats                what the conversation takes
-A \\ at the end of a line continues the message on the next one; // begins a message with /.
-Ctrl-C ends an answer, and what there is of it stays.";
+                      task: the task whose mask is active; none = the full model, default = the task of the skill,
+                      else that of the file
+                      skill: the active skill, with its mask if no task was set; none = no skill
+/regen                answers the last message again
+/stats                shows the size of the conversation, the last answer and the device
+A \\ at the end of a line continues the message on the next line; // begins a message with /.
+Ctrl-C ends an answer and keeps its text.";
 
-/// A line that was understood.
+/// The meaning of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Something to be answered.
+    /// A message to answer.
     Message(String),
-    /// Nothing.
+    /// An empty line.
     Blank,
     Help,
     Exit,
     Clear,
-    /// The system message, or none.
+    /// Sets or removes the system message.
     System(Option<String>),
     /// Shows one setting or all.
     Show(Option<String>),
-    /// A setting and its value.
+    /// Changes a setting: name and value.
     Set(String, String),
     Regen,
     Stats,
 }
 
 impl Command {
-    /// What a line means. Errors: a hint for the person who typed it.
+    /// Parses a line. Errors: a hint for the user.
     pub fn parse(line: &str) -> Result<Command, String> {
         if line.trim().is_empty() {
             return Ok(Command::Blank);
@@ -54,7 +54,7 @@ impl Command {
         let rest = rest.trim();
         let alone = |command| match rest {
             "" => Ok(command),
-            _ => Err(format!("/{name} takes nothing after it")),
+            _ => Err(format!("/{name} takes no argument")),
         };
         match name {
             "help" => alone(Command::Help),
@@ -68,25 +68,25 @@ impl Command {
                 None => Ok(Command::Show((!rest.is_empty()).then(|| rest.into()))),
             },
             _ => Err(format!(
-                "there is no command /{name}; /help lists them, and // begins a message with /"
+                "there is no command /{name}; /help lists the commands, // begins a message with /"
             )),
         }
     }
 }
 
-/// How answers are made.
+/// The settings of answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// How tokens are chosen; of the seed, see below.
+    /// How tokens are chosen; its seed is replaced by `seed` below.
     pub sampling: Sampling,
-    /// The seed of every answer; none = another one every time.
+    /// The seed of every answer; `None` = a random one for each.
     pub seed: Option<u64>,
     /// Most tokens of an answer.
     pub max_tokens: usize,
 }
 
 impl Settings {
-    /// The settings by name.
+    /// All settings: name and value.
     pub fn all(&self) -> [(&'static str, String); 9] {
         let sampling = &self.sampling;
         [
@@ -102,7 +102,7 @@ impl Settings {
         ]
     }
 
-    /// One setting in words. Errors: a hint.
+    /// One setting: name and value. Errors: a hint.
     pub fn show(&self, name: &str) -> Result<String, String> {
         match self.all().iter().find(|(known, _)| *known == name) {
             Some((name, value)) => Ok(format!("{name} {value}")),
@@ -110,7 +110,7 @@ impl Settings {
         }
     }
 
-    /// The settings with one changed. Errors: a hint.
+    /// These settings with one changed. Errors: a hint.
     pub fn with(&self, name: &str, value: &str) -> Result<Settings, String> {
         let mut new = self.clone();
         let sampling = &mut new.sampling;
@@ -134,7 +134,7 @@ impl Settings {
     fn unknown(&self, name: &str) -> String {
         let names = self.all().map(|(name, _)| name);
         format!(
-            "there is no setting {name}; wanted one of {}, task, skill",
+            "there is no setting {name}; expected one of {}, task, skill",
             names.join(", ")
         )
     }
@@ -181,7 +181,7 @@ mod tests {
             ("/", "/help"),
             ("/Exit", "/Exit"),
             ("/etc/passwd: what is it?", "/etc/passwd:"),
-            ("/clear all", "/clear takes nothing"),
+            ("/clear all", "/clear takes no argument"),
         ] {
             let said = Command::parse(line).unwrap_err();
             assert!(said.contains(hint), "{said}");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_mean_nothing_are_refused() {
+    fn invalid_values_are_refused() {
         for (name, value) in [
             ("temp", "warm"),
             ("temp", "-1"),

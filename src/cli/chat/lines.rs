@@ -1,8 +1,7 @@
-//! Where a chat's lines come from: an editor on a terminal, plain lines otherwise, and messages of several lines.
+//! The lines of a chat: from a line editor on a terminal, else from stdin; and messages of several lines.
 
-use super::super::interrupt::Interrupt;
-use super::super::{Error, Result};
-use cmf_gpu::Kind;
+use crate::cli::interrupt::Interrupt;
+use cmf_gpu::{Error, Kind, Result};
 use rustyline::error::{ReadlineError, Signal};
 use rustyline::history::MemHistory;
 use rustyline::{Config, Editor};
@@ -10,29 +9,29 @@ use std::io::{BufRead, IsTerminal, Read, Write};
 
 /// Most bytes of a line.
 const MAX_LINE: u64 = 1 << 20;
-/// What stands in front of a message.
+/// The prompt of a message.
 const PROMPT: &str = "> ";
-/// What stands in front of its further lines.
+/// The prompt of its further lines.
 const CONTINUED: &str = ". ";
 
-/// What was read.
+/// The result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line {
-    /// A line without its end.
+    /// A line without its line break.
     Text(String),
-    /// Ctrl-C: what was typed is gone.
+    /// Ctrl-C, which discards the typed text.
     Interrupted,
-    /// There is no more.
+    /// The end of the input.
     End,
 }
 
 /// A source of lines.
 pub trait Lines {
-    /// The next line. Errors: `Io`, `Parse` for what is no text.
+    /// The next line. Errors: `Io`; `Parse` when it is not UTF-8.
     fn line(&mut self, prompt: &str) -> Result<Line>;
 }
 
-/// The lines of a message, as long as they end in a backslash.
+/// A message: lines that end in a backslash continue on the next one.
 pub fn message(lines: &mut dyn Lines) -> Result<Line> {
     let mut message = String::new();
     let mut prompt = PROMPT;
@@ -48,7 +47,7 @@ pub fn message(lines: &mut dyn Lines) -> Result<Line> {
     }
 }
 
-/// The source that fits what stdin and stdout are.
+/// A line editor if stdin and stdout are terminals, else plain lines.
 pub fn source(interrupt: &Interrupt) -> Result<Box<dyn Lines + '_>> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Ok(Box::new(Plain { interrupt }));
@@ -58,7 +57,7 @@ pub fn source(interrupt: &Interrupt) -> Result<Box<dyn Lines + '_>> {
     Ok(Box::new(Edited { editor, interrupt }))
 }
 
-/// An editor with a history.
+/// A line editor with a history.
 struct Edited<'a> {
     editor: Editor<(), MemHistory>,
     interrupt: &'a Interrupt,
@@ -66,7 +65,7 @@ struct Edited<'a> {
 
 impl Lines for Edited<'_> {
     fn line(&mut self, prompt: &str) -> Result<Line> {
-        // Ctrl-C is a key here; a signal comes from elsewhere and means what it says.
+        // The editor reads Ctrl-C as a key; a signal comes from another process and ends the program.
         self.interrupt.abrupt();
         loop {
             return match self.editor.readline(prompt) {
@@ -91,16 +90,16 @@ fn failure(err: ReadlineError) -> Error {
     Error::new(Kind::Io, format!("stdin: {err}"))
 }
 
-/// Lines as the terminal makes them.
+/// Lines without an editor.
 struct Plain<'a> {
     interrupt: &'a Interrupt,
 }
 
 impl Lines for Plain<'_> {
     fn line(&mut self, prompt: &str) -> Result<Line> {
-        // The terminal forgets the line by itself at the first Ctrl-C; the second one ends the program.
+        // At the first Ctrl-C the terminal discards the line; the second one ends the program.
         self.interrupt.renewed();
-        // Whoever closed stderr does not want to know.
+        // A closed stderr leaves no place for the prompt.
         let _ = write!(std::io::stderr(), "{prompt}");
         let line = read_line(&mut std::io::stdin().lock())?;
         if line == Line::End {
@@ -133,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_lines_end_as_they_do_anywhere() {
+    fn plain_lines_may_end_in_carriage_returns() {
         let mut stream = "a\r\n\nb\\\nlast".as_bytes();
         let mut read = || read_line(&mut stream).unwrap();
         for line in ["a", "", "b\\", "last"] {

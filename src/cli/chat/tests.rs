@@ -1,12 +1,14 @@
-//! Whole chats with a small model of random weights on the CPU reference: typed lines in, what is shown out.
+//! Whole chats with a small model of random weights on the CPU reference: typed lines in, printed text out.
 
 use super::*;
-use cmf_gpu::Error;
-use cmf_gpu::container::{Container, Sections, TensorInfo, TensorSpec, Tensors, Writer};
 use cmf_gpu::convert::{self, convert};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::options::{DeviceChoice, LoadOptions};
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
+use cmf_gpu::options::DeviceChoice;
+use cmf_gpu::source::TensorInfo;
 use cmf_gpu::tools::skill::{self, New};
+use cmf_gpu::{Error, LoadOptions};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -31,7 +33,7 @@ fn typed(lines: &[&str]) -> Typed {
     Typed(lines.iter().map(line).collect())
 }
 
-/// A sink that keeps everything, and presses Ctrl-C or breaks when so much text has come.
+/// A sink that keeps everything. It presses Ctrl-C or fails after a number of bytes.
 #[derive(Default)]
 struct Screen<'a> {
     text: String,
@@ -80,11 +82,7 @@ fn engine(ctx: u32) -> Engine {
 }
 
 fn loaded(path: &Path, ctx: u32) -> Engine {
-    let options = LoadOptions {
-        device: DeviceChoice::Cpu,
-        ctx: Some(ctx),
-        ..LoadOptions::default()
-    };
+    let options = LoadOptions::default().device(DeviceChoice::Cpu).ctx(ctx);
     Engine::load(path, &options, &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
@@ -106,20 +104,12 @@ fn go(chat: &mut Chat, lines: &[&str], screen: &mut Screen) -> Outcome {
 }
 
 fn roles(chat: &Chat) -> Vec<String> {
-    chat.messages
-        .iter()
-        .map(|message| message["role"].as_str().unwrap().into())
-        .collect()
+    chat.messages.iter().map(|message| message.role().into()).collect()
 }
 
-/// What an engine without a past answers.
-fn afresh(messages: Value, sampling: Sampling, max_tokens: usize) -> String {
-    let options = AnswerOptions {
-        sampling: Some(sampling),
-        max_tokens: Some(max_tokens),
-        ..AnswerOptions::default()
-    };
-    let messages = messages.as_array().unwrap();
+/// The answer of a new engine.
+fn afresh(messages: &[Message], sampling: Sampling, max_tokens: usize) -> String {
+    let options = AnswerOptions::default().sampling(sampling).max_tokens(max_tokens);
     let mut ignore = |_: &str| ControlFlow::Continue(());
     engine(256)
         .chat(messages, &options, &Cancel::new(), &mut ignore)
@@ -135,10 +125,10 @@ fn every_answer_is_to_the_whole_conversation_and_what_is_cached_is_not_run_again
     let outcome = go(&mut chat, &["Hello there", "", "  ", "And \\", "more?"], &mut screen);
     assert!(matches!(outcome, Outcome::Done));
     assert_eq!(roles(&chat), ["user", "assistant", "user", "assistant"]);
-    assert_eq!(chat.messages[2]["content"], "And \nmore?");
+    assert_eq!(chat.messages[2].content(), "And \nmore?");
     for end in [1, 3] {
-        let expected = afresh(chat.messages[..end].into(), Sampling::greedy(), 8);
-        assert_eq!(chat.messages[end]["content"], expected);
+        let expected = afresh(&chat.messages[..end], Sampling::greedy(), 8);
+        assert_eq!(chat.messages[end].content(), expected);
         assert!(!expected.is_empty() && screen.text.contains(&expected));
     }
     assert!(screen.text.ends_with('\n'));
@@ -162,8 +152,8 @@ fn the_system_message_and_the_end_of_a_conversation() {
     let mut engine = engine(256);
     let mut chat = chat(&mut engine, 6);
     let mut screen = Screen::default();
-    let system = json!({"role": "system", "content": "Be brief."});
-    let user = json!({"role": "user", "content": "Hello"});
+    let system = Message::system("Be brief.");
+    let user = Message::user("Hello");
     go(
         &mut chat,
         &["forgotten", "/system Be brief.", "/clear", "/stats", "Hello"],
@@ -172,14 +162,11 @@ fn the_system_message_and_the_end_of_a_conversation() {
     assert_eq!(roles(&chat), ["user", "assistant"]);
     assert!(screen.said("0 messages and a system message, "), "{:?}", screen.said);
     assert_eq!(
-        chat.messages[1]["content"],
-        afresh(json!([system, user]), Sampling::greedy(), 6)
+        chat.messages[1].content(),
+        afresh(&[system, user.clone()], Sampling::greedy(), 6)
     );
     go(&mut chat, &["/system", "/clear", "Hello"], &mut screen);
-    assert_eq!(
-        chat.messages[1]["content"],
-        afresh(json!([user]), Sampling::greedy(), 6)
-    );
+    assert_eq!(chat.messages[1].content(), afresh(&[user], Sampling::greedy(), 6));
 }
 
 #[test]
@@ -207,7 +194,7 @@ fn what_is_not_understood_changes_nothing() {
         "max-tokens, task, skill",
         "max-tokens 4\ntask none\nskill none",
         "no task 'poetry': the model has no tasks",
-        "auto needs a prompt that decides",
+        "auto needs the prompt",
         "temp hot",
         "max-tokens 4",
         "/regen",
@@ -215,7 +202,7 @@ fn what_is_not_understood_changes_nothing() {
         assert!(screen.said(hint), "{hint}: {:?}", screen.said);
     }
     go(&mut chat, &["//x", "/exit", "never"], &mut screen);
-    assert_eq!((roles(&chat).len(), &chat.messages[2]["content"]), (4, &json!("/x")));
+    assert_eq!((roles(&chat).len(), chat.messages[2].content()), (4, "/x"));
 }
 
 #[test]
@@ -228,7 +215,7 @@ fn settings_count_from_the_next_answer_on() {
         &["/regen", "Hello", "/set max-tokens 2", "Hello"],
         &mut screen,
     );
-    assert!(screen.said("no answer to be made anew"));
+    assert!(screen.said("no message to answer again"));
     assert!(screen.notes[0].contains("| gen 4 tok") && screen.notes[1].contains("| gen 2 tok"));
 }
 
@@ -245,7 +232,7 @@ fn an_answer_made_anew_is_another_one_that_can_be_repeated() {
     );
     for _ in 0..3 {
         assert_eq!(roles(&chat), ["user", "assistant"]);
-        answers.push(chat.messages[1]["content"].clone());
+        answers.push(chat.messages[1].content().to_owned());
         go(&mut chat, &["/regen"], &mut screen);
     }
     for (answer, seed) in answers.iter().zip(7..) {
@@ -253,10 +240,7 @@ fn an_answer_made_anew_is_another_one_that_can_be_repeated() {
             seed,
             ..chat.settings.sampling.clone()
         };
-        assert_eq!(
-            *answer,
-            afresh(json!([{"role": "user", "content": "Hello"}]), sampling, 12)
-        );
+        assert_eq!(*answer, afresh(&[Message::user("Hello")], sampling, 12));
     }
     assert!(answers[0] != answers[1] && answers[1] != answers[2]);
     assert!(screen.notes.iter().all(|note| !note.contains("temp 0")));
@@ -278,7 +262,7 @@ fn ctrl_c_ends_an_answer_and_keeps_the_text() {
     };
     chat.run(&mut typed(&["Hello"]), &mut renewed, &mut screen).unwrap();
     assert!(screen.notes[0].ends_with("finish: interrupted]"), "{:?}", screen.notes);
-    assert_eq!(chat.messages[1]["content"], screen.text.trim_end_matches('\n'));
+    assert_eq!(chat.messages[1].content(), screen.text.trim_end_matches('\n'));
     assert!(screen.text.len() > 10 && screen.text.len() < 100, "{}", screen.text);
     // Another turn is a turn like any other.
     screen.ctrl_c_after = None;
@@ -310,11 +294,11 @@ fn ctrl_c_at_the_prompt_leaves_the_second_time() {
     // The lines before it are gone, too.
     let lines = ["lost\\", "^C", "Hello", "^C", "^C", "never"];
     assert!(matches!(go(&mut chat, &lines, &mut screen), Outcome::Interrupted));
-    assert_eq!((roles(&chat).len(), &chat.messages[0]["content"]), (2, &json!("Hello")));
+    assert_eq!((roles(&chat).len(), chat.messages[0].content()), (2, "Hello"));
 }
 
 #[test]
-fn a_turn_that_does_not_fit_is_taken_back() {
+fn a_message_that_does_not_fit_is_discarded() {
     let mut engine = engine(64);
     let mut chat = chat(&mut engine, 4);
     let mut screen = Screen::default();
@@ -330,7 +314,7 @@ fn a_turn_that_does_not_fit_is_taken_back() {
     let before = chat.messages.clone();
     go(&mut chat, &[&long], &mut screen);
     assert!(
-        screen.said("the turn is taken back; /clear begins"),
+        screen.said("the message is discarded; /clear starts"),
         "{:?}",
         screen.said
     );
@@ -373,7 +357,7 @@ fn a_skill_brings_its_mask_unless_a_task_was_set() {
     let mut engine = loaded(&path, 64);
     let mut chat = chat(&mut engine, 2);
     let mut screen = Screen::default();
-    let unmeasured = "skill s; how good the model is with it was not measured";
+    let unmeasured = "skill s; its quality was not measured";
     go(
         &mut chat,
         &["/set task", "/set skill s", "/set skill none"],
@@ -384,23 +368,28 @@ fn a_skill_brings_its_mask_unless_a_task_was_set() {
     let mut screen = Screen::default();
     let lines = ["/set task general", "/set skill s", "/set skill lost", "/set skill"];
     go(&mut chat, &lines, &mut screen);
-    let wanted = ["task general", unmeasured, "no skill 'lost', there are: s", unmeasured];
+    let wanted = [
+        "task general",
+        unmeasured,
+        "no skill 'lost'; existing skills: s",
+        unmeasured,
+    ];
     assert_eq!(screen.said, wanted);
-    let overruled = "note: skill 's' goes with the task 'narrow', but 'general' was asked for";
+    let overruled = "note: skill 's' was made for task 'narrow', but task 'general' was chosen";
     assert_eq!(screen.notes, [overruled]);
-    // It is the skill's and the file's again.
+    // The default task again.
     let mut screen = Screen::default();
     let lines = ["/set task default", "/set skill none", "/help"];
     go(&mut chat, &lines, &mut screen);
     assert_eq!(screen.said[..3], ["task narrow", "skill none", "task general"]);
-    assert!(screen.said("/set task default"), "{:?}", screen.said);
+    assert!(screen.said("default = the task of the skill"), "{:?}", screen.said);
 }
 
-/// A task that the model calls by the word for no choice is out of reach, or taken without a word.
+/// A mask named like the keyword of the default task can be chosen, with a note.
 #[test]
-fn a_mask_that_is_called_default_is_meant_by_its_name() {
+fn a_mask_named_default_can_be_chosen() {
     let interop = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/interop");
-    let model = Container::open(&interop.join("qwen2-q8_row-densemasks.cmf")).unwrap();
+    let model = CmfContainer::open(&interop.join("qwen2-q8_row-densemasks.cmf")).unwrap();
     let mut masks = model.masks().unwrap().clone();
     masks.masks[1].name = "default".into();
     let masks = masks.to_bytes().unwrap();
@@ -417,7 +406,7 @@ fn a_mask_that_is_called_default_is_meant_by_its_name() {
     };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.cmf");
-    let mut writer = Writer::create(&path, model.header_json().clone(), specs, sections).unwrap();
+    let mut writer = CmfWriter::create(&path, model.header_json().clone(), specs, sections).unwrap();
     (0..model.infos().len()).for_each(|id| writer.write(model.bytes(id).unwrap()).unwrap());
     writer.finish().unwrap();
     let mut engine = loaded(&path, 64);
@@ -426,7 +415,7 @@ fn a_mask_that_is_called_default_is_meant_by_its_name() {
     go(&mut chat, &["/set task none", "/set task default"], &mut screen);
     assert_eq!(screen.said, ["task none", "task default"]);
     assert!(
-        screen.notes[0].contains("the model has a task of that name"),
+        screen.notes[0].contains("the model has a task named default"),
         "{:?}",
         screen.notes
     );

@@ -1,10 +1,11 @@
-//! `skill route`: how well each skill fits a prompt, taken as it is, without a template, in the model without masks.
+//! `skill route`: how well each skill fits a prompt. The prompt gets no template, and the model no mask.
 
 use super::fit::full;
 use crate::cli::args::{self, DeviceArgs};
+use crate::cli::context::{Context, Outcome, Result, usage};
+use crate::cli::model;
 use crate::cli::overlay::note_incomparable;
 use crate::cli::prompt::{self, Given, PromptArgs};
-use crate::cli::{Context, Outcome, Result, model, usage};
 use cmf_gpu::error::escape;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 /// Flags of `skill route`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A .cmf file; of a model in several files, any of them
+    /// A .cmf file; any one of the files if the model has several
     model: PathBuf,
     #[command(flatten)]
     device: DeviceArgs,
@@ -21,18 +22,17 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let matches = context.matches.subcommand().map(|(_, own)| own.clone());
-    let container = model::open(&args.model)?;
-    let (text, tokens) = match args.prompt.given(&matches.unwrap_or_default())? {
+    let source = model::open(&args.model)?;
+    let (text, tokens) = match args.prompt.given() {
         Some(Given::Text(text)) => (text.to_owned(), None),
         Some(Given::File(file)) => (prompt::read(file)?, None),
         Some(Given::Tokens(tokens)) => (String::new(), Some(tokens.to_owned())),
-        None => return Err(usage("wanted a prompt: -p, -f or --prompt-tokens")),
+        None => return Err(usage("a prompt is missing: expected -p, -f or --prompt-tokens")),
     };
     if let Some(tokens) = &tokens {
-        model::known_tokens(tokens, &container)?;
+        model::known_tokens(tokens, &source)?;
     }
-    let mut engine = args::load(container, &full(&args.device), context)?;
+    let mut engine = args::load(source, &full(&args.device), context)?;
     let tokens = match tokens {
         Some(tokens) => tokens,
         None => engine.tokenizer()?.encode(&text, true)?,

@@ -1,20 +1,20 @@
 //! Gated DeltaNet layers in GGUF files: their keys, and tensors that are stored in another order and form.
 //!
-//! By the converter of llama.cpp: decay rates come as -exp(A_log), the convolution without its middle dimension. Where inputs
-//! are split (`qwen35`), the first value head of every key head comes first, then the second of every key head, and so on.
-//! Where they are fused (`qwen3next`), value heads keep their order, and q, k, v and z are taken apart: two tensors, q of
-//! all heads, k of all heads, v of all heads, and z of all heads. Older files have the fused tensor.
+//! As llama.cpp's converter writes them: decay rates are stored as -exp(A_log), the convolution without its middle dimension.
+//! If inputs are split (`qwen35`), value heads are in tiled order: the first value head of every key head, then the second of
+//! every key head, and so on. If inputs are fused (`qwen3next`), value heads keep their order, and the fused tensor is split in
+//! two: q of all heads, k of all heads and v of all heads; z of all heads. Older files have the fused tensor.
 
 use super::keys::Keys;
-use crate::container::{Arch, LayerType};
-use crate::convert::Matrix;
-use crate::convert::arch::recurring;
-use crate::convert::bind::Found;
-use crate::convert::family::{Delta, Family, GGUF_LAYER_PREFIX, LAYER_PREFIX, Role};
-use crate::convert::matrix::{Deal, Tiles};
+use crate::convert::arch::set_recurrent;
+use crate::convert::family::{Delta, Family};
+use crate::convert::matrix::{Found, Matrix};
+use crate::convert::order::{StackedProjections, TiledHeads};
+use crate::convert::roles::{GGUF_LAYER_PREFIX, LAYER_PREFIX, Role};
 use crate::error::{Result, bail};
+use crate::format::{Arch, LayerType};
 
-/// Hyperparameters of these families; the sections of the rotation make no difference to texts.
+/// Hyperparameters of these families. The sections of the rotation do not affect text.
 pub(super) const KEYS: [&str; 8] = [
     "ssm.conv_kernel",
     "ssm.state_size",
@@ -26,7 +26,7 @@ pub(super) const KEYS: [&str; 8] = [
     "rope.dimension_sections",
 ];
 
-/// Blocks at the end that are no layers of the network: multi-token heads.
+/// The number of blocks after the network's layers, which belong to draft heads.
 pub(super) fn extra_blocks(keys: &Keys, family: &Family) -> Result<u64> {
     Ok(match family.delta {
         Some(_) => keys.unsigned("nextn_predict_layers")?.unwrap_or(0),
@@ -34,8 +34,8 @@ pub(super) fn extra_blocks(keys: &Keys, family: &Family) -> Result<u64> {
     })
 }
 
-/// Completes the description of families with such layers. Errors: `UnsupportedModel` for keys that are missing or make no
-/// sense.
+/// Completes the description of families with such layers. Errors: `UnsupportedModel` for keys that are missing or
+/// inconsistent.
 pub(super) fn read(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
     if family.delta.is_none() {
         return Ok(());
@@ -45,7 +45,7 @@ pub(super) fn read(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> 
     if heads == 0 || !inner.is_multiple_of(heads) {
         bail!(
             UnsupportedModel,
-            "metadata key '{}' is {inner}, which is not shared by {heads} heads",
+            "metadata key '{}' is {inner}, wanted a multiple of {heads} heads",
             keys.full("ssm.inner_size")
         );
     }
@@ -59,7 +59,7 @@ pub(super) fn read(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> 
         .default("full_attention_interval")
         .map(|interval| interval as usize);
     let interval = keys.need("full_attention_interval", interval.or(usual))?;
-    recurring(arch, interval)
+    set_recurrent(arch, interval)
 }
 
 /// A tensor of such a layer in the container's order and form.
@@ -71,7 +71,7 @@ pub(super) fn arrange<'a>(mut matrix: Matrix<'a>, role: &Role, family: &Family, 
     let (key_heads, heads) = (of(arch.linear_num_key_heads), of(arch.linear_num_value_heads));
     let keys = key_heads.saturating_mul(of(arch.linear_key_head_dim)).saturating_mul(2);
     let value = of(arch.linear_value_head_dim);
-    let tiles = |first: usize, width: usize| Tiles {
+    let tiles = |first: usize, width: usize| TiledHeads {
         first,
         key_heads,
         heads,
@@ -96,10 +96,10 @@ pub(super) fn arrange<'a>(mut matrix: Matrix<'a>, role: &Role, family: &Family, 
     }
 }
 
-/// Puts the inputs of layers whose q, k, v and z are one tensor in the container together where the file has two, which are
-/// still under the file's names.
+/// Joins q, k, v and z, which are one tensor in the container, where the file has two tensors. These are still in `found` under
+/// the file's names.
 ///
-/// Errors: `UnsupportedModel` for tensors that are not the heads that the keys say, `Parse` when the file has both forms.
+/// Errors: `UnsupportedModel` for tensors that do not have the heads of the keys, `Parse` when the file has both forms.
 pub(super) fn join(found: &mut Found, family: &Family, arch: &Arch) -> Result<()> {
     if family.delta != Some(Delta::Fused) {
         return Ok(());
@@ -116,22 +116,22 @@ pub(super) fn join(found: &mut Found, family: &Family, arch: &Arch) -> Result<()
         if !found.contains_key(&qkv) || !found.contains_key(&z) {
             continue;
         }
-        let (Some(above), Some(below)) = (found.remove(&qkv), found.remove(&z)) else {
+        let (Some(upper), Some(lower)) = (found.remove(&qkv), found.remove(&z)) else {
             continue;
         };
         if heads == 0 || !values.is_multiple_of(heads) {
             bail!(
                 UnsupportedModel,
-                "tensor '{z}': {values} rows of values are not shared by {heads} key heads"
+                "tensor '{z}' has {values} rows, wanted a multiple of {heads} key heads"
             );
         }
         let widths = [key, key, values / heads, values / heads];
-        let all = above
-            .dealt(below, Deal { heads, widths })
+        let all = upper
+            .stacked(lower, StackedProjections { heads, widths })
             .map_err(|err| err.context(format!("tensors '{qkv}' and '{z}'")))?;
         let name = format!("{LAYER_PREFIX}{layer}.linear_attn.in_proj_qkvz.weight");
         if found.insert(name.clone(), all).is_some() {
-            bail!(Parse, "tensor '{name}' occurs twice, once in parts");
+            bail!(Parse, "tensor '{name}' occurs twice, once as two tensors");
         }
     }
     Ok(())

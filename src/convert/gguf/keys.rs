@@ -1,12 +1,12 @@
-//! The hyperparameters of a GGUF file: which are known, and how they are asked for.
+//! The hyperparameters of a GGUF file: the known keys, and typed access to them.
 //!
-//! Knows names and types of keys, not what follows from them.
+//! Knows names and types of keys, not their meaning.
 
-use crate::container::gguf::Metadata;
 use crate::convert::family::Family;
 use crate::error::{Error, Kind, Result, bail};
+use crate::format::gguf::Metadata;
 
-/// Hyperparameters, after the architecture's prefix, that are read below or say nothing new.
+/// Known hyperparameters, without the architecture's prefix: those that are read, and those that are redundant.
 const KNOWN: [&str; 39] = [
     "block_count",
     "context_length",
@@ -56,13 +56,13 @@ pub(super) struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// The key as it is in the file.
+    /// The full key.
     pub fn full(&self, key: &str) -> String {
         format!("{}.{key}", self.prefix)
     }
 
-    /// `also` are known in the family at hand. Errors: `UnsupportedModel` with a hyperparameter that is not known or says
-    /// what cannot be honoured.
+    /// Checks that all hyperparameters are known; `also` are known in this family. Errors: `UnsupportedModel` with one that is
+    /// not, or whose value is not supported.
     pub fn refuse_unknown(&self, family: &Family, also: &[&str]) -> Result<()> {
         let own = self
             .metadata
@@ -71,11 +71,7 @@ impl Keys<'_> {
         let mut unknown: Vec<&str> = own.filter(|key| !KNOWN.contains(key) && !also.contains(key)).collect();
         unknown.sort_unstable();
         if let Some(key) = unknown.first() {
-            bail!(
-                UnsupportedModel,
-                "metadata key '{}' is unknown and cannot be honoured",
-                self.full(key)
-            );
+            bail!(UnsupportedModel, "metadata key '{}' is unknown", self.full(key));
         }
         if family.experts.is_none() {
             for key in ["expert_count", "expert_used_count"] {
@@ -85,7 +81,7 @@ impl Keys<'_> {
         if self.metadata.bool(&self.full("attention.causal"))? == Some(false) {
             bail!(
                 UnsupportedModel,
-                "metadata key '{}' is false",
+                "metadata key '{}' is false; only causal attention is supported",
                 self.full("attention.causal")
             );
         }
@@ -108,7 +104,7 @@ impl Keys<'_> {
         self.metadata.float(&self.full(key))
     }
 
-    /// Whether the key is there and holds a list.
+    /// Whether the key exists and holds a list.
     pub fn is_list(&self, key: &str) -> bool {
         self.metadata.is_array(&self.full(key))
     }
@@ -141,12 +137,12 @@ impl Keys<'_> {
         })
     }
 
-    /// A number that must be there.
+    /// A required number.
     pub fn count(&self, key: &str) -> Result<u64> {
         self.need(key, self.unsigned(key)?)
     }
 
-    /// Errors: `UnsupportedModel` when the key is there and not `wanted`.
+    /// Errors: `UnsupportedModel` when the key exists and its value is not `wanted`.
     pub fn same(&self, key: &str, wanted: u64) -> Result<()> {
         match self.unsigned(key)? {
             Some(found) if found != wanted => {

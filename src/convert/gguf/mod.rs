@@ -1,26 +1,30 @@
-//! A GGUF file: its keys to the header, its tensor names to the container's.
+//! A GGUF file as a source: its tensors under the container's names, its metadata as a header.
 //!
-//! Knows the imported families' names of tensors; `network` knows their keys. The tokenizer is rebuilt next door.
+//! `network` reads the hyperparameters, `convert::tokenizer` rebuilds the tokenizer.
 
 mod delta;
 mod keys;
 mod network;
 mod parts;
 
-use super::bind::{Found, bind};
-use super::family::{
-    EXPERT, Family, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, MTP_PREFIX, Role, SHARED_EXPERT, TAIL,
+use super::bind::bind;
+use super::family::Family;
+use super::import::Import;
+use super::matrix::{Encoding, Found, Matrix};
+use super::model::Model;
+use super::roles::{
+    EXPERT, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, MTP_PREFIX, Role, SHARED_EXPERT, TAIL, is_router,
 };
-use super::{Encoding, Import, Matrix, Model, experts, tokenizer};
-use crate::container::gguf::Metadata;
-use crate::container::{Arch, NormStyle};
+use super::{experts, tokenizer};
 use crate::error::{Result, bail};
+use crate::format::gguf::Metadata;
+use crate::format::{Arch, NormStyle};
 use keys::Keys;
 use parts::Parts;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Recommended settings of the sampler, and what they are called elsewhere.
+/// Recommended sampler settings: their names in GGUF files and in generation configurations.
 const SAMPLING: [(&str, &str); 5] = [
     ("temp", "temperature"),
     ("top_k", "top_k"),
@@ -29,7 +33,7 @@ const SAMPLING: [(&str, &str); 5] = [
     ("penalty_repeat", "repetition_penalty"),
 ];
 
-/// All gate projections of a layer's experts, and what some files have instead.
+/// The gate projections of all experts of a layer, and the tensor with gate and up projections that some files have instead.
 const EXPERT_GATES: &str = "ffn_gate_exps.weight";
 const EXPERT_GATES_AND_UPS: &str = "ffn_gate_up_exps.weight";
 
@@ -37,7 +41,7 @@ const EXPERT_GATES_AND_UPS: &str = "ffn_gate_up_exps.weight";
 pub(super) struct Source(Parts);
 
 impl Source {
-    /// Opens and checks a file, and the other parts if it is one of several.
+    /// Opens and checks a file, and the other parts of a split model.
     pub fn open(path: &Path) -> Result<Source> {
         Parts::open(path).map(Source)
     }
@@ -47,7 +51,7 @@ impl Source {
         self.0.files()
     }
 
-    /// Reads what the files describe.
+    /// The model in the files.
     pub fn model(&self) -> Result<Model<'_>> {
         let metadata = self.0.metadata();
         let Some(name) = metadata.string("general.architecture")? else {
@@ -69,7 +73,7 @@ impl Source {
         let mut arch = network::read(&self.0, &keys, family, &mut notes)?;
         let mut found = self.tensors(family, &arch)?;
         delta::join(&mut found, family, &arch)?;
-        experts::take_apart(&mut found, &arch)?;
+        experts::split_stacked(&mut found, &arch)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.notes.extend(notes);
         let tokens = tokenizer::read(metadata, self.0.bytes())?;
@@ -103,11 +107,11 @@ impl Source {
             let named = named.filter(|_| !is_extra(&tensor.name, arch));
             let (name, role) = match named {
                 Some((name, role)) => (name, Some(role)),
-                // Blocks behind the layers are a multi-token head, and are dropped as such.
+                // Blocks after the layers are a draft head, which is dropped.
                 None if family.delta.is_some() && is_extra(&tensor.name, arch) => {
                     (format!("{MTP_PREFIX}{}", tensor.name), None)
                 }
-                // Left for the binder to refuse by the name it has.
+                // The binder refuses unknown names.
                 None => (tensor.name.clone(), None),
             };
             let encoding = Ok(Encoding::Blocks(tensor.kind));
@@ -115,11 +119,11 @@ impl Source {
             if family.gguf_interleaves_qk && role.is_some_and(|role| role.rotates) {
                 matrix = matrix.interleaved(arch.head_dim)?;
             }
-            // Some files have the one row as a vector.
-            if role.is_some_and(|role| experts::routes(role.name)) {
+            // Some files store a matrix of one row as a vector.
+            if role.is_some_and(|role| is_router(role.name)) {
                 matrix = matrix.one_row();
             }
-            // 1+w becomes w again, not a norm of the other style: f16 has room for every bit of a small w, not of 1+w.
+            // Stores w, not 1+w with the other norm style: f16 keeps more bits of a small w than of 1+w.
             if family.norm_style == NormStyle::Gemma && role.is_some_and(|role| of_norm_style(role.name)) {
                 matrix = matrix.less(1.0);
             }
@@ -135,7 +139,7 @@ impl Source {
     }
 }
 
-/// Whether a tensor belongs to a block behind the layers.
+/// Whether a tensor belongs to a block after the layers.
 fn is_extra(name: &str, arch: &Arch) -> bool {
     let block = name
         .strip_prefix(GGUF_LAYER_PREFIX)
@@ -144,7 +148,7 @@ fn is_extra(name: &str, arch: &Arch) -> bool {
     number.is_some_and(|number| number >= arch.num_layers)
 }
 
-/// Whether a norm is of the family's style: that of a recurrence is plain in all of them.
+/// Whether a norm has the family's style. The norm of a recurrence is plain in all families.
 fn of_norm_style(name: &str) -> bool {
     name.ends_with("norm.weight") && name != "linear_attn.norm.weight"
 }
@@ -160,7 +164,7 @@ fn sampling(metadata: &Metadata) -> Result<Map<String, Value>> {
     Ok(found)
 }
 
-/// The container's name of a GGUF tensor, and what it is; `None` for names that no family has.
+/// The container's name of a GGUF tensor, and its role; `None` for unknown names.
 fn container_name(family: &Family, name: &str) -> Option<(String, &'static Role)> {
     let of = |roles: &'static [Role], name: &str| {
         let mut own = roles.iter().filter(|role| role.need.of(family).is_some());
@@ -170,13 +174,13 @@ fn container_name(family: &Family, name: &str) -> Option<(String, &'static Role)
         .strip_prefix(GGUF_LAYER_PREFIX)
         .and_then(|rest| rest.split_once('.'))
     {
-        // Only the spelling that a number has: two names of one tensor would hide a duplicate.
+        // Only the canonical spelling of a number, so that a tensor cannot have two names.
         let number = layer.parse::<u64>().ok().filter(|number| number.to_string() == layer)?;
-        // The layer's experts in one tensor; they are taken apart later.
+        // All experts of the layer in one tensor, which is split later.
         if let Some(role) = of(EXPERT, rest) {
             return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.{}", role.name), role));
         }
-        // Gate and up projections together, those of an expert one below the other.
+        // Gate and up projections in one tensor, one after the other for each expert.
         if let Some(role) = of(EXPERT, EXPERT_GATES).filter(|_| rest == EXPERT_GATES_AND_UPS) {
             return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.gate_up_proj.weight"), role));
         }

@@ -1,30 +1,31 @@
 //! From the hyperparameters of a GGUF file to the container's description of the network.
 //!
-//! What files of a family leave out follows from the family, as the programs that read them have it.
+//! Keys that files leave out have the family's defaults, which are those of the programs that read such files.
 
 use super::delta;
 use super::keys::Keys;
 use super::parts::Parts;
-use crate::container::gguf::shortest;
-use crate::container::{Arch, LayerType, Moe, Yarn};
-use crate::convert::arch::{Dims, frequencies, slides, windows};
-use crate::convert::family::{Family, HEAD, LM_HEAD, TAIL, Window};
+use crate::convert::arch::{Dims, frequencies, set_window, slides};
+use crate::convert::family::{Family, Window};
+use crate::convert::roles::{HEAD, LM_HEAD, TAIL};
 use crate::convert::rope;
 use crate::error::{Result, bail};
+use crate::format::gguf::shortest;
+use crate::format::{Arch, LayerType, Moe, Yarn};
 
-/// Divisors of the rotation's frequencies, stored like a weight.
+/// Divisors of the rotary frequencies, stored as a tensor.
 const ROPE_FREQS: &str = "rope_freqs.weight";
 /// The two lists of LongRoPE.
 const ROPE_SHORT: &str = "rope_factors_short.weight";
 const ROPE_LONG: &str = "rope_factors_long.weight";
 
-/// Whether a tensor of the file is part of the description.
+/// Whether a tensor of the file is part of the description, not a weight.
 pub(super) fn describes(name: &str) -> bool {
     [ROPE_FREQS, ROPE_SHORT, ROPE_LONG].contains(&name)
 }
 
-/// Reads the description. Errors: `UnsupportedModel` with the key that is missing or cannot be honoured, `Parse` for values
-/// and tensors that are malformed.
+/// Reads the description. Errors: `UnsupportedModel` with the key that is missing or has an unsupported value, `Parse` for
+/// malformed values and tensors.
 pub(super) fn read(parts: &Parts, keys: &Keys, family: &Family, notes: &mut Vec<String>) -> Result<Arch> {
     let Some((_, embed)) = HEAD.first().and_then(|role| parts.find(role.gguf)) else {
         bail!(MissingTensor, "the source lacks the token embedding");
@@ -89,7 +90,7 @@ pub(super) fn read(parts: &Parts, keys: &Keys, family: &Family, notes: &mut Vec<
     Ok(arch)
 }
 
-/// The mixture of experts, in families that have one. Widths that older files leave out are those of the tensors.
+/// The mixture of experts, in families that have one. If older files leave widths out, they are read from the tensors.
 fn experts(parts: &Parts, keys: &Keys, family: &Family) -> Result<Option<Moe>> {
     if family.experts.is_none() {
         return Ok(None);
@@ -105,7 +106,7 @@ fn experts(parts: &Parts, keys: &Keys, family: &Family) -> Result<Option<Moe>> {
     let inter = size("expert_feed_forward_length", ".ffn_gate_exps.weight")?;
     let shared = size("expert_shared_feed_forward_length", ".ffn_gate_shexp.weight")?;
     let count = |key: &str| keys.size(key).and_then(|value| keys.need(key, value));
-    // 1 is softmax; where nothing is said, too.
+    // 1 is softmax, also the default.
     keys.same("expert_gating_func", 1)?;
     if let Some(scale) = keys
         .float("expert_weights_scale")?
@@ -118,12 +119,12 @@ fn experts(parts: &Parts, keys: &Keys, family: &Family) -> Result<Option<Moe>> {
             family.model_type
         );
     }
-    let said = keys.metadata.bool(&keys.full("expert_weights_norm"))?;
+    let norm = keys.metadata.bool(&keys.full("expert_weights_norm"))?;
     Ok(Some(Moe {
         num_experts: count("expert_count")?,
         top_k: count("expert_used_count")?,
         moe_intermediate_size: keys.need("expert_feed_forward_length", inter)?,
-        norm_topk_prob: said.unwrap_or(family.gguf_renormalises),
+        norm_topk_prob: norm.unwrap_or(family.gguf_renormalises),
         shared_expert_intermediate_size: shared.filter(|&width| width > 0),
         router_sigmoid: false,
         routed_scaling_factor: 1.0,
@@ -141,7 +142,7 @@ fn layer_types(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch) -> 
             return match window {
                 Some(window) => bail!(
                     UnsupportedModel,
-                    "metadata key '{}' is {window}, but which layers slide is not said",
+                    "metadata key '{}' is {window}, but the layers with sliding windows are not specified",
                     keys.full(WINDOW)
                 ),
                 None => Ok(()),
@@ -154,7 +155,7 @@ fn layer_types(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch) -> 
     let (sliding, period) = if keys.is_list(PATTERN) {
         (keys.switches(PATTERN, arch.num_layers, parts.bytes())?, period)
     } else {
-        // Zero: all layers.
+        // 0: all layers have the window.
         let period = keys.size(PATTERN)?.or(period).filter(|&period| period > 0);
         (
             (0..arch.num_layers).map(|layer| slides(layer, period)).collect(),
@@ -166,7 +167,7 @@ fn layer_types(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch) -> 
             *slot = LayerType::SlidingAttention;
         }
     }
-    windows(arch, window, period)
+    set_window(arch, window, period)
 }
 
 fn rotation(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<String>) -> Result<()> {
@@ -181,7 +182,7 @@ fn rotation(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch, notes:
     match keys.float("rope.freq_base_swa")? {
         Some(base) if family.local_theta.is_none() && base != arch.rope_theta => bail!(
             UnsupportedModel,
-            "metadata key '{}' is {base}; sliding layers of {} rotate as the others",
+            "metadata key '{}' is {base}, but sliding layers of {} models have no rotary base of their own",
             keys.full("rope.freq_base_swa"),
             family.model_type
         ),
@@ -222,7 +223,7 @@ fn rotation(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch, notes:
     {
         bail!(
             UnsupportedModel,
-            "{} and one of the tensors '{ROPE_FREQS}' and '{ROPE_SHORT}', or both, scale the rotation",
+            "wanted one scaling of the rotation, found two or more of {} and the tensors '{ROPE_FREQS}' and '{ROPE_SHORT}'",
             keys.full("rope.scaling.type")
         );
     }
@@ -237,7 +238,7 @@ fn rotation(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch, notes:
             Some(factor) => factor,
             None => rope::long_attention(trained as f64 / original as f64, original as f64)?,
         };
-        rope::long(arch, short, original, attention, notes);
+        rope::set_long(arch, short, original, attention, notes);
     }
     Ok(())
 }
@@ -248,11 +249,11 @@ fn yarn(keys: &Keys, factor: f64) -> Result<Yarn> {
     if blend.is_some_and(|value| value != 1.0) {
         bail!(
             UnsupportedModel,
-            "{}: only 1 is known",
+            "metadata key '{}': only 1 is known",
             keys.full("rope.scaling.yarn_ext_factor")
         );
     }
-    // A factor of the file multiplies what follows from the scaling.
+    // A factor in the file multiplies the default one.
     let extra = keys
         .float("rope.scaling.attn_factor")?
         .or(keys.float("rope.scaling.yarn_attn_factor")?);

@@ -1,10 +1,10 @@
 //! The files that make up a GGUF model: one, or the parts of a split one.
 //!
-//! Any part names the others: `NAME-00002-of-00003.gguf` is the second of three. The first has the metadata.
+//! The name of any part gives those of all: `NAME-00002-of-00003.gguf` is the second of three. The first has the metadata.
 
-use crate::container::MappedFile;
-use crate::container::gguf::{Gguf, Metadata, Tensor};
 use crate::error::{Result, bail};
+use crate::format::MappedFile;
+use crate::format::gguf::{Gguf, Metadata, Tensor};
 use std::path::{Path, PathBuf};
 
 /// All files of a model, open and checked, in order; never empty.
@@ -18,10 +18,10 @@ struct Part {
     gguf: Gguf,
 }
 
-/// What a part says about the whole.
+/// A part's description of the whole model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Split {
-    /// Which part it is, from 0.
+    /// The number of this part, from 0.
     number: u64,
     count: u64,
     /// Tensors of all parts together.
@@ -87,12 +87,12 @@ impl Parts {
         self.all().map(|part| part.file.path())
     }
 
-    /// The keys of the model.
+    /// The metadata of the model.
     pub fn metadata(&self) -> &Metadata {
         &self.first.gguf.metadata
     }
 
-    /// The bytes of the file that has the keys; lists among them stay in it.
+    /// The bytes of the file with the metadata, which its lists refer to.
     pub fn bytes(&self) -> &[u8] {
         self.first.file.bytes()
     }
@@ -116,7 +116,7 @@ impl Part {
         Ok(Part { file, gguf })
     }
 
-    /// `None` for a file that is a whole model. Errors: `Parse` for numbers that make no sense.
+    /// `None` for a file that is a whole model. Errors: `Parse` for numbers out of range.
     fn split(&self) -> Result<Option<Split>> {
         let metadata = &self.gguf.metadata;
         let count = metadata.unsigned("split.count")?.unwrap_or(1);
@@ -139,7 +139,7 @@ impl Part {
     }
 }
 
-/// The path of part `number`. Errors: `ShardMismatch` when `path` is not called as the part that it is.
+/// The path of part `number`. Errors: `ShardMismatch` when the name of `path` does not fit its own number.
 fn sibling(path: &Path, split: Split, number: u64) -> Result<PathBuf> {
     let ending = |number: u64| format!("-{:05}-of-{:05}.gguf", number + 1, split.count);
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

@@ -1,121 +1,29 @@
-//! `config.json`, in the spellings of several years, to the header's `arch`.
+//! From `config.json`, in its spellings of several years, to the header's `arch`.
 //!
-//! Knows the keys of Hugging Face configurations and refuses by name those whose meaning it cannot keep. Knows no tensors.
+//! Knows the keys of Hugging Face configurations and refuses those that it does not support. Knows no tensors.
 
-use super::super::arch::{Dims, frequencies, recurring, slides, windows};
-use super::super::family::{Family, Renormalise, Window};
-use super::super::rope::{self, Llama3};
-use crate::container::{Arch, HiddenAct, LayerType, Moe, Mtp, Yarn};
-use crate::error::{Error, Kind, Result, bail};
+use super::keys::{Keys, brief};
+use crate::convert::arch::{Dims, frequencies, set_recurrent, set_window, slides};
+use crate::convert::family::{Family, Renormalise, Window};
+use crate::convert::rope::{self, Llama3};
+use crate::error::{Result, bail};
+use crate::format::{Arch, HiddenAct, LayerType, Moe, Mtp, Yarn};
 use serde_json::{Map, Value};
 
-/// A JSON object whose values are asked for by key and type. `null` counts as absent.
-#[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
-    map: &'a Map<String, Value>,
-    /// Looked up for keys that `map` lacks: a nested text configuration leaves some to the outer object.
-    outer: Option<&'a Map<String, Value>>,
-    /// What keys mean that are in neither; `null` is not absent here.
-    defaults: Option<&'a Map<String, Value>>,
-    /// What the object is called in messages.
-    place: &'a str,
-}
-
-impl<'a> Keys<'a> {
-    pub fn new(map: &'a Map<String, Value>, place: &'a str) -> Self {
-        Keys {
-            map,
-            outer: None,
-            defaults: None,
-            place,
-        }
-    }
-
-    pub fn get(&self, key: &str) -> Option<&'a Value> {
-        let present = |map: &'a Map<String, Value>| map.get(key).filter(|value| !value.is_null());
-        let found = present(self.map).or_else(|| self.outer.and_then(present));
-        let silent = !self.map.contains_key(key) && self.outer.is_none_or(|outer| !outer.contains_key(key));
-        found.or_else(|| self.defaults.filter(|_| silent).and_then(present))
-    }
-
-    fn typed<T>(&self, key: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match read(value) {
-            Some(found) => Ok(Some(found)),
-            None => bail!(
-                Parse,
-                "{}: key '{key}': wanted {wanted}, found {}",
-                self.place,
-                brief(value)
-            ),
-        }
-    }
-
-    pub fn unsigned(&self, key: &str) -> Result<Option<u64>> {
-        // Some configurations write whole numbers as 8.0.
-        let whole = |value: f64| ((0.0..9e15).contains(&value) && value.fract() == 0.0).then_some(value as u64);
-        self.typed(key, "a non-negative integer", |v| {
-            v.as_u64().or_else(|| v.as_f64().and_then(whole))
-        })
-    }
-
-    /// As [`Keys::unsigned`], for lengths.
-    pub fn size(&self, key: &str) -> Result<Option<usize>> {
-        let value = self.unsigned(key)?;
-        let fits =
-            |value| usize::try_from(value).map_err(|_| Error::new(Kind::Bounds, format!("key '{key}': {value}")));
-        value.map(fits).transpose()
-    }
-
-    pub fn float(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "a number", Value::as_f64)
-    }
-
-    pub fn bool(&self, key: &str) -> Result<Option<bool>> {
-        self.typed(key, "true or false", Value::as_bool)
-    }
-
-    pub fn string(&self, key: &str) -> Result<Option<&'a str>> {
-        self.typed(key, "a string", Value::as_str)
-    }
-
-    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
-        self.typed(key, "an object", Value::as_object)
-    }
-
-    fn need<T>(&self, key: &str, found: Option<T>) -> Result<T> {
-        found.ok_or_else(|| {
-            Error::new(
-                Kind::UnsupportedModel,
-                format!("{}: key '{key}' is missing", self.place),
-            )
-        })
-    }
-}
-
-/// The start of a value, for messages.
-fn brief(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
-}
-
-/// What `config.json` says.
+/// The contents of `config.json`.
 pub(super) struct Config {
     pub family: &'static Family,
     pub arch: Arch,
     /// For each layer, whether it is a mixture of experts.
     pub mixtures: Vec<bool>,
-    /// The language model sits inside a larger one, whose tensors carry other prefixes.
+    /// Whether the language model is part of a larger one, whose tensors have other prefixes.
     pub nested: bool,
     pub notes: Vec<String>,
 }
 
-/// Reads a configuration for a model of `tensors` tensors.
+/// Reads the configuration of a model with `tensors` tensors.
 ///
-/// Errors: `UnsupportedModel` names the family or the key that cannot be honoured; `Parse` a value of the wrong type.
+/// Errors: `UnsupportedModel` names the family or the key that is not supported; `Parse` the key with a value of the wrong type.
 pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> {
     let whole = Keys::new(root, "config.json");
     let text = whole.object("text_config")?;
@@ -148,7 +56,7 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
     if keys.get("quantization_config").is_some() {
         bail!(
             UnsupportedModel,
-            "config key 'quantization_config': already quantised weights are not read"
+            "config key 'quantization_config': quantised weights are not supported"
         );
     }
     let count = |key: &str| keys.unsigned(key).and_then(|value| keys.need(key, value));
@@ -183,7 +91,7 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
     if keys.bool("use_bidirectional_attention")? == Some(true) {
         bail!(
             UnsupportedModel,
-            "config key 'use_bidirectional_attention' is true; only causal attention is known"
+            "config key 'use_bidirectional_attention' is true; only causal attention is supported"
         );
     }
     arch.tie_word_embeddings = keys.bool("tie_word_embeddings")?.unwrap_or(family.tied);
@@ -212,9 +120,9 @@ pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> 
 
 /// The mixture of experts, in families that have one.
 fn experts(keys: &Keys, family: &Family) -> Result<Option<Moe>> {
-    let said = keys.unsigned("num_experts")?;
+    let count = keys.unsigned("num_experts")?;
     let Some(renormalise) = family.experts else {
-        if let Some(count) = said.filter(|&count| count > 0) {
+        if let Some(count) = count.filter(|&count| count > 0) {
             bail!(
                 UnsupportedModel,
                 "config key 'num_experts' is {count}; {} models have no experts",
@@ -223,8 +131,8 @@ fn experts(keys: &Keys, family: &Family) -> Result<Option<Moe>> {
         }
         return Ok(None);
     };
-    // A family of mixtures may have a dense member.
-    if said == Some(0) {
+    // A family of mixtures may have dense models.
+    if count == Some(0) {
         return Ok(None);
     }
     let size = |key: &str| keys.size(key).and_then(|value| keys.need(key, value));
@@ -232,14 +140,14 @@ fn experts(keys: &Keys, family: &Family) -> Result<Option<Moe>> {
         Some(count) => count,
         None => size("num_experts")?,
     };
-    let said = keys.bool("norm_topk_prob")?;
+    let norm = keys.bool("norm_topk_prob")?;
     Ok(Some(Moe {
         num_experts,
         top_k: size("num_experts_per_tok")?,
         moe_intermediate_size: size("moe_intermediate_size")?,
         norm_topk_prob: match renormalise {
             Renormalise::Always => true,
-            Renormalise::AsSaid(otherwise) => said.unwrap_or(otherwise),
+            Renormalise::Configured(default) => norm.unwrap_or(default),
         },
         shared_expert_intermediate_size: keys.size("shared_expert_intermediate_size")?.filter(|&width| width > 0),
         router_sigmoid: false,
@@ -247,7 +155,7 @@ fn experts(keys: &Keys, family: &Family) -> Result<Option<Moe>> {
     }))
 }
 
-/// Which layers are mixtures: every `decoder_sparse_step`-th but those in `mlp_only_layers`.
+/// Whether each layer is a mixture: every `decoder_sparse_step`-th except those in `mlp_only_layers`.
 fn mixtures(keys: &Keys, arch: &Arch) -> Result<Vec<bool>> {
     if arch.moe.is_none() {
         return Ok(vec![false; arch.num_layers]);
@@ -262,7 +170,7 @@ fn mixtures(keys: &Keys, arch: &Arch) -> Result<Vec<bool>> {
     Ok((0..arch.num_layers).map(mixture).collect())
 }
 
-/// The multi-token head that the configuration announces.
+/// The draft head (multi-token prediction) that the configuration announces.
 fn mtp(keys: &Keys) -> Result<Option<Mtp>> {
     let named = match keys.size("num_nextn_predict_layers")? {
         Some(layers) => Some(layers),
@@ -272,7 +180,7 @@ fn mtp(keys: &Keys) -> Result<Option<Mtp>> {
     if layers.is_some() && keys.bool("mtp_use_dedicated_embeddings")? == Some(true) {
         bail!(
             UnsupportedModel,
-            "config key 'mtp_use_dedicated_embeddings' is true; only heads that share the embedding are known"
+            "config key 'mtp_use_dedicated_embeddings' is true; only draft heads that share the embedding are supported"
         );
     }
     Ok(layers.map(|num_layers| Mtp {
@@ -289,12 +197,12 @@ fn activation(name: &str) -> Result<HiddenAct> {
         "gelu_pytorch_tanh" | "gelu_tanh" => Ok(HiddenAct::GeluTanh),
         _ => bail!(
             UnsupportedModel,
-            "config key 'hidden_act' is '{name}'; known are silu and gelu_pytorch_tanh"
+            "config key 'hidden_act' is '{name}'; supported are silu and gelu_pytorch_tanh"
         ),
     }
 }
 
-/// The dimensions of Gated DeltaNet layers, and which layers are such by the family's rule.
+/// The dimensions of Gated DeltaNet layers, and the types of the layers by the family's rule.
 fn linear_attention(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
     if family.delta.is_none() {
         return Ok(());
@@ -302,7 +210,7 @@ fn linear_attention(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()>
     if keys.bool("attn_output_gate")? == Some(false) {
         bail!(
             UnsupportedModel,
-            "config key 'attn_output_gate' is false; attention of {} models has gates",
+            "config key 'attn_output_gate' is false; the attention of {} models has gates",
             family.model_type
         );
     }
@@ -313,7 +221,7 @@ fn linear_attention(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()>
     arch.linear_key_head_dim = size("linear_key_head_dim")?;
     arch.linear_value_head_dim = size("linear_value_head_dim")?;
     let interval = keys.need("full_attention_interval", keys.size("full_attention_interval")?)?;
-    recurring(arch, interval)
+    set_recurrent(arch, interval)
 }
 
 fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
@@ -345,7 +253,7 @@ fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
                 Some("linear_attention") if family.delta.is_some() => LayerType::LinearAttention,
                 _ => bail!(
                     UnsupportedModel,
-                    "config key 'layer_types' has {}, which is unknown",
+                    "config key 'layer_types' has the unknown entry {}",
                     brief(name)
                 ),
             };
@@ -365,7 +273,7 @@ fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
             .filter(|&(layer, _)| slides(layer, pattern))
             .for_each(|(_, slot)| *slot = LayerType::SlidingAttention);
     }
-    windows(arch, window, pattern)
+    set_window(arch, window, pattern)
 }
 
 fn rotation(keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<String>) -> Result<()> {
@@ -382,7 +290,7 @@ fn rotation(keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<Strin
             if let Some(kind) = local.string("rope_type")?.filter(|&kind| kind != "default") {
                 bail!(
                     UnsupportedModel,
-                    "config key 'rope_parameters.sliding_attention' asks for rope type '{kind}'; known is default"
+                    "config key 'rope_parameters.sliding_attention' has rope type '{kind}'; supported is default"
                 );
             }
             arch.rope_local_base_freq = local.float("rope_theta")?.or(arch.rope_local_base_freq);
@@ -395,7 +303,7 @@ fn rotation(keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<Strin
     if let Some((name, _)) = block.iter().find(|(name, value)| value.is_object() && !own(name)) {
         bail!(
             UnsupportedModel,
-            "config key '{place}.{name}': rotation per layer type is unknown for this family"
+            "config key '{place}.{name}': this family has no rotation per layer type"
         );
     }
     let rope = Keys::new(block, place);
@@ -409,7 +317,7 @@ fn rotation(keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<Strin
     arch.partial_rotary_factor = partial.unwrap_or(1.0);
     let frequencies = frequencies(arch)?;
     let kind = rope.string("rope_type")?.or(rope.string("type")?).unwrap_or("default");
-    // Early Phi-3 configurations have other names for it.
+    // Early Phi-3 configurations have other names for LongRoPE.
     let long = matches!(kind, "su" | "yarn") && rope.get("short_factor").is_some();
     let kind = if long { "longrope" } else { kind };
     let number = |key: &str| rope.float(key).and_then(|value| rope.need(key, value));
@@ -429,7 +337,7 @@ fn rotation(keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<Strin
             if rope.bool("truncate")? == Some(false) {
                 bail!(
                     UnsupportedModel,
-                    "config key '{place}.truncate' is false; only rounded correction ranges are known"
+                    "config key '{place}.truncate' is false; only rounded correction ranges are supported"
                 );
             }
             let factor = number("factor")?;
@@ -453,14 +361,14 @@ fn rotation(keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<Strin
         "longrope" => longrope(keys, &rope, arch, frequencies, notes)?,
         other => bail!(
             UnsupportedModel,
-            "config key '{place}' asks for rope type '{other}'; known are default, linear, llama3, yarn, longrope"
+            "config key '{place}' has rope type '{other}'; supported are default, linear, llama3, yarn, longrope"
         ),
     }
     Ok(())
 }
 
-/// LongRoPE has two lists of divisors: one for contexts up to the original length, one for longer ones. The container has
-/// one, so the first is kept and the context ends where it stops being right.
+/// LongRoPE has two lists of divisors: one for contexts up to the original length, one for longer ones. The container holds
+/// one list, so the first is kept and the context is limited to the original length.
 fn longrope(keys: &Keys, rope: &Keys, arch: &mut Arch, frequencies: usize, notes: &mut Vec<String>) -> Result<()> {
     let original = rope
         .size("original_max_position_embeddings")?
@@ -468,7 +376,7 @@ fn longrope(keys: &Keys, rope: &Keys, arch: &mut Arch, frequencies: usize, notes
     let original = keys.need("original_max_position_embeddings", original)?;
     let trained = keys.need("max_position_embeddings", arch.max_position_embeddings)?;
     let Some(list) = rope.get("short_factor").and_then(Value::as_array) else {
-        bail!(UnsupportedModel, "{}: key 'short_factor' is no list", rope.place);
+        bail!(UnsupportedModel, "{}: key 'short_factor' is not a list", rope.place);
     };
     let factors: Option<Vec<f64>> = list.iter().map(Value::as_f64).collect();
     let Some(factors) = factors.filter(|factors| factors.len() == frequencies) else {
@@ -483,6 +391,6 @@ fn longrope(keys: &Keys, rope: &Keys, arch: &mut Arch, frequencies: usize, notes
         Some(factor) => factor,
         None => rope::long_attention(trained as f64 / original as f64, original as f64)?,
     };
-    rope::long(arch, factors, original, attention, notes);
+    rope::set_long(arch, factors, original, attention, notes);
     Ok(())
 }

@@ -1,71 +1,40 @@
-//! A Hugging Face directory, or one safetensors file beside its configuration.
+//! A Hugging Face directory as a source, or one safetensors file beside its configuration.
 //!
-//! Knows the directory's files and how weights are spread over them; `config` and `tokens` know what the JSON says.
+//! Finds the weights in the files of the directory; `config` and `tokens` read the JSON files.
 
 mod config;
+mod folder;
+mod keys;
 mod tokens;
 
-use super::bind::{Found, bind};
-use super::family::MTP_NAMES;
-use super::{Encoding, Import, Matrix, Model, experts};
-use crate::container::{MappedFile, json, safetensors};
-use crate::error::{Error, Kind, Result, bail};
+use super::bind::bind;
+use super::experts;
+use super::import::Import;
+use super::matrix::{Encoding, Found, Matrix};
+use super::model::Model;
+use super::roles::MTP_NAMES;
+use crate::error::{Result, bail};
+use crate::format::{MappedFile, safetensors};
+use folder::Folder;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Prefixes under which models with more than a text part keep it, and the prefix that replaces them.
+/// Prefixes of the language model inside a larger model, and the prefixes that replace them.
 const NESTED: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 ];
-/// Larger side files than this are not what their name says.
-const MAX_TEXT: u64 = 64 << 20;
-
-/// The small files beside the weights.
-pub(super) struct Folder(PathBuf);
-
-impl Folder {
-    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let path = self.0.join(name);
-        match std::fs::metadata(&path) {
-            Ok(meta) if meta.is_file() && meta.len() <= MAX_TEXT => {}
-            Ok(meta) => bail!(
-                Io,
-                "{}: wanted a file of at most {MAX_TEXT} bytes, found {}",
-                path.display(),
-                meta.len()
-            ),
-            Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(err) => return Err(Error::io(&path, &err)),
-        }
-        std::fs::read(&path).map(Some).map_err(|err| Error::io(&path, &err))
-    }
-
-    /// The text of a file, `None` when there is no such file. Errors: `Io`, `Parse` when it is not UTF-8.
-    fn text(&self, name: &str) -> Result<Option<String>> {
-        let text = self.bytes(name)?.map(String::from_utf8).transpose();
-        text.map_err(|_| Error::new(Kind::Parse, format!("{name} is not UTF-8")))
-    }
-
-    /// The object in a file, `None` when there is no such file. Errors: `Io`, `Parse`.
-    fn json(&self, name: &str) -> Result<Option<Map<String, Value>>> {
-        self.bytes(name)?
-            .map(|bytes| json::parse_object(&bytes, name))
-            .transpose()
-    }
-}
-
 /// One file of weights.
 struct Shard {
     file: MappedFile,
     tensors: Vec<safetensors::Tensor>,
 }
 
-/// Everything that is open while a directory is converted.
+/// An open directory.
 pub(super) struct Source {
     folder: Folder,
     shards: Vec<Shard>,
@@ -91,7 +60,7 @@ impl Source {
         self.shards.iter().map(|shard| shard.file.path())
     }
 
-    /// Reads what the directory describes.
+    /// The model in the directory.
     pub fn model(&self) -> Result<Model<'_>> {
         let Some(config) = self.folder.json("config.json")? else {
             bail!(Io, "{}: there is no config.json", self.folder.0.display());
@@ -120,7 +89,7 @@ impl Source {
                 }
             }
         }
-        experts::take_apart(&mut found, &arch)?;
+        experts::split_stacked(&mut found, &arch)?;
         experts::check_layers(&found, family, &mixtures)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.dropped.extend(dropped);
@@ -131,7 +100,7 @@ impl Source {
         if vocab.is_none() {
             bound
                 .notes
-                .push("there is no tokenizer.json: the result can be run with token ids only".into());
+                .push("there is no tokenizer.json: the result only runs with token ids".into());
         }
         let mut provenance = Map::new();
         provenance.insert("source_format".into(), "safetensors".into());
@@ -149,7 +118,7 @@ impl Source {
     }
 }
 
-/// The name of a tensor in the text model, `None` for one of another part.
+/// The name of a tensor in the language model, `None` for one of another part.
 fn language_name(name: &str, nested: bool) -> Option<String> {
     if !nested {
         return Some(name.to_owned());
@@ -172,7 +141,7 @@ fn language_name(name: &str, nested: bool) -> Option<String> {
     })
 }
 
-/// The container's name of a tensor of the text model: only multi-token heads have another one.
+/// The container's name of a tensor of the language model. Only tensors of the draft head have another name.
 fn container_name(name: String) -> String {
     let mut names = MTP_NAMES.iter();
     let renamed = names.find_map(|(from, to)| name.strip_prefix(from).map(|rest| format!("{to}{rest}")));
@@ -204,7 +173,7 @@ fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
         );
     };
     let Some(Value::Object(map)) = index.get("weight_map") else {
-        bail!(Parse, "{INDEX}: 'weight_map' is missing or no object");
+        bail!(Parse, "{INDEX}: 'weight_map' is missing or not an object");
     };
     let mut wanted: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, file) in map {
@@ -213,7 +182,7 @@ fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
         let Some(file) = file.as_str().filter(plain) else {
             bail!(
                 Parse,
-                "{INDEX}: tensor '{name}' lies in {file}, wanted the name of a file beside it"
+                "{INDEX}: tensor '{name}' is in {file}, wanted the name of a file in the same directory"
             );
         };
         wanted.entry(file).or_default().push(name);
@@ -224,7 +193,7 @@ fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
         if !path.exists() {
             bail!(
                 ShardMismatch,
-                "{}: the index names this file, and it is missing",
+                "{}: the file is in the index, and it is missing",
                 path.display()
             );
         }
@@ -233,7 +202,7 @@ fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
         if let Some(name) = names.iter().find(|name| !present.contains(*name)) {
             bail!(
                 ShardMismatch,
-                "{}: the index says that tensor '{name}' is in here, and it is not",
+                "{}: by the index tensor '{name}' is in this file, and it is not",
                 path.display()
             );
         }

@@ -1,14 +1,14 @@
 //! Chat template and special tokens of a Hugging Face directory, from the several files that may hold them.
 //!
-//! Knows the files' keys; the tokenizer itself is carried over untouched.
+//! The tokenizer itself is copied.
 
-use super::Folder;
-use super::config::Keys;
+use super::folder::Folder;
+use super::keys::Keys;
 use crate::error::{Error, Kind, Result, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What the generation configuration recommends for sampling, kept for the reader's information.
+/// The sampler settings of the generation configuration that are kept, for the user's information.
 const SAMPLING: [&str; 7] = [
     "do_sample",
     "temperature",
@@ -32,7 +32,7 @@ struct Added {
     content: String,
 }
 
-/// The parts of `tokenizer.json` that name tokens. The model's vocabulary is read only when it is needed.
+/// The added tokens in `tokenizer.json`. The vocabulary of its model is only read when it is needed.
 #[derive(Deserialize)]
 struct AddedTokens {
     #[serde(default)]
@@ -79,7 +79,7 @@ pub(super) fn read(folder: &Folder, config: &Map<String, Value>, vocab: Option<&
         }
     });
     if eos.is_empty() {
-        notes.push("no end-of-sequence token is named anywhere; generation will run to its length limit".into());
+        notes.push("there is no end-of-sequence token; answers end at their length limit".into());
     }
     out.insert("eos_token_ids".into(), eos.into());
     for (key, name) in [("bos_token_id", "bos_token"), ("pad_token_id", "pad_token")] {
@@ -105,7 +105,7 @@ pub(super) fn read(folder: &Folder, config: &Map<String, Value>, vocab: Option<&
     })
 }
 
-/// One id or a list of ids. Transformers writes −1 for "none".
+/// One id or a list of ids. Transformers writes −1 for no id.
 fn ids(keys: &Keys, key: &str) -> Result<Vec<u64>> {
     let bad = |value: &Value| Error::new(Kind::Parse, format!("key '{key}': wanted token ids, found {value}"));
     match keys.get(key) {
@@ -119,7 +119,7 @@ fn ids(keys: &Keys, key: &str) -> Result<Vec<u64>> {
     }
 }
 
-/// The id of a token that `tokenizer_config.json` names by its text.
+/// The id of a token that `tokenizer_config.json` gives by its text.
 fn named_token(
     tokenizer: &Map<String, Value>,
     key: &str,
@@ -157,13 +157,13 @@ fn named_token(
     };
     if found.is_none() {
         notes.push(format!(
-            "tokenizer_config.json names '{text}' as {key}, but tokenizer.json has no such token"
+            "{key} is '{text}' in tokenizer_config.json, but tokenizer.json has no such token"
         ));
     }
     Ok(found)
 }
 
-/// The chat template: its own file first, then the older places.
+/// The chat template, from its own file or from the older places.
 fn template(folder: &Folder, tokenizer: &Map<String, Value>, notes: &mut Vec<String>) -> Result<Option<String>> {
     if let Some(text) = folder.text("chat_template.jinja")? {
         return Ok(Some(text));
@@ -198,9 +198,12 @@ fn template(folder: &Folder, tokenizer: &Map<String, Value>, notes: &mut Vec<Str
             }
             match chosen {
                 Some(text) => Ok(Some(text)),
-                None => bail!(Template, "tokenizer_config.json: no chat template is called 'default'"),
+                None => bail!(
+                    Template,
+                    "tokenizer_config.json: there is no chat template called 'default'"
+                ),
             }
         }
-        Some(_) => bail!(Parse, "'chat_template' is neither a text nor a list of named texts"),
+        Some(_) => bail!(Parse, "'chat_template' is neither a string nor a list of named strings"),
     }
 }

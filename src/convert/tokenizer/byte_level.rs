@@ -1,25 +1,26 @@
-//! Byte-level BPE: merges over the characters that stand for bytes, within pieces of text.
+//! Byte-level BPE: text is mapped to the 256 characters that stand for bytes, split, and merged by rank.
 //!
-//! The keys only name the way in which text is split; an unknown name is refused.
+//! The keys only name the pre-tokenizer, which splits the text. An unknown name is refused.
 
-use super::Vocabulary;
 use super::splitters::{Splitter, Step};
-use crate::container::gguf::Metadata;
+use super::vocabulary::Vocabulary;
 use crate::error::{Result, bail};
+use crate::format::gguf::Metadata;
 use serde_json::{Value, json};
 
-/// Byte-level BPE: text becomes the 256 characters that stand for bytes, is split, and merged by rank.
+/// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` for a pre-tokenizer that is unknown or not supported, and for merges
+/// that are missing or malformed.
 pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Value> {
     let Some(pre) = metadata.string("tokenizer.ggml.pre")? else {
         bail!(
             Tokenizer,
-            "metadata key 'tokenizer.ggml.pre' is missing: how to split text is unknown"
+            "metadata key 'tokenizer.ggml.pre' is missing; it says how text is split"
         );
     };
     if let Some(why) = Splitter::refusal(pre) {
         bail!(
             Tokenizer,
-            "metadata key 'tokenizer.ggml.pre' is '{pre}', a tokenizer that is not converted: {why}"
+            "metadata key 'tokenizer.ggml.pre' is '{pre}', which is not supported: {why}"
         );
     }
     let Some(Splitter {

@@ -1,14 +1,13 @@
-//! Tables of replacements that files of unigram tokenizers bring along, checked before they reach the `tokenizers` crate,
-//! which follows them without looking.
+//! Replacement tables of unigram tokenizers. They are checked here because the `tokenizers` crate does not check bounds.
 //!
 //! A table is a u32 count of bytes, a double-array trie of u32 units, and the replacements, each ended by a zero byte. A unit
-//! has a label in bits 0–7 and 31, a mark that a key ends here in bit 8, and the way to its children in bits 9–31; where a key
-//! ends, the child 0 holds the place of its replacement.
+//! has a label in bits 0–7 and 31, a flag that a key ends here in bit 8, and the offset of its children in bits 9–31. Where a
+//! key ends, child 0 holds the position of its replacement.
 
 use crate::error::{Error, Kind, Result};
 use std::collections::HashSet;
 
-/// Errors: `Tokenizer` for a table that some text would lead out of.
+/// Errors: `Tokenizer` for a table that leads out of bounds for some text.
 pub(super) fn check(table: &[u8]) -> Result<()> {
     let bad = |what: &str| {
         Error::new(
@@ -17,18 +16,23 @@ pub(super) fn check(table: &[u8]) -> Result<()> {
         )
     };
     let Some((size, rest)) = table.split_first_chunk() else {
-        return Err(bad("there is no room for its length"));
+        return Err(bad("it is too short to hold its length"));
     };
     let size = u32::from_le_bytes(*size) as usize / 4 * 4;
     let Some((trie, replacements)) = rest.split_at_checked(size) else {
-        return Err(bad("it is shorter than it says"));
+        return Err(bad("it is shorter than its length field says"));
     };
     let replacements = std::str::from_utf8(replacements).map_err(|_| bad("the replacements are not UTF-8"))?;
     let units: Vec<usize> = trie
         .chunks_exact(4)
         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize)
         .collect();
-    let unit = |at: usize| units.get(at).copied().ok_or_else(|| bad("it leads out of itself"));
+    let unit = |at: usize| {
+        units
+            .get(at)
+            .copied()
+            .ok_or_else(|| bad("a unit has children out of bounds"))
+    };
     let children = |unit: usize| (unit >> 10) << ((unit & 1 << 9) >> 6);
     let mut pending = vec![children(unit(0)?)];
     let mut seen = HashSet::new();
@@ -40,7 +44,7 @@ pub(super) fn check(table: &[u8]) -> Result<()> {
             }
             let next = base ^ byte ^ children(found);
             if found >> 8 & 1 == 1 && !replacements.is_char_boundary(unit(next)? & ((1 << 31) - 1)) {
-                return Err(bad("it names a replacement that is none"));
+                return Err(bad("a key has a replacement out of bounds"));
             }
             if seen.insert(next) {
                 pending.push(next);

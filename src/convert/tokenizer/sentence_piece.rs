@@ -1,21 +1,20 @@
-//! Merges over characters, in the order of the tokens' scores.
+//! BPE over characters, with merges in the order of the tokens' scores.
 //!
-//! Blanks become `▁`; what is no token falls back to the tokens of its bytes.
+//! Blanks become `▁`; characters that are not tokens fall back to the tokens of their bytes.
 
-use super::{CONTROL, UNKNOWN, USER_DEFINED, Vocabulary};
-use crate::container::gguf::Metadata;
+use super::vocabulary::{CONTROL, UNKNOWN, USER_DEFINED, Vocabulary};
 use crate::error::{Result, bail};
+use crate::format::gguf::Metadata;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
-/// BPE over characters with byte fallback; merges follow from the scores: a pair may merge when the result is a token, the
-/// one with the better score first.
+/// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` for missing scores and for whitespace handling that is not supported.
 pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Value> {
     let flag = |key: &str, default: bool| metadata.bool(key).map(|flag| flag.unwrap_or(default));
     if flag("tokenizer.ggml.remove_extra_whitespaces", false)? {
         bail!(
             Tokenizer,
-            "metadata key 'tokenizer.ggml.remove_extra_whitespaces' is true, which cannot be rebuilt"
+            "metadata key 'tokenizer.ggml.remove_extra_whitespaces' is true, which is not supported"
         );
     }
     let scores = vocabulary.scores(metadata, bytes)?;
@@ -59,22 +58,22 @@ pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary
     }))
 }
 
-/// Every split of a token into two tokens, best score first; of equal scores the one with the longer left part, then the
-/// longer right part, then the order of the vocabulary. Control and user tokens never come out of a merge: they are found
-/// before the text is split, or are not meant.
+/// All merges: every split of a token into two tokens, ordered by descending score, then by the length of the left part and of
+/// the right part, longest first, then by the order of the vocabulary. Control and user-defined tokens are never the result of
+/// a merge: they are matched before the text is split.
 fn merges_of_scores<'a>(vocabulary: &Vocabulary<'a>, scores: &[f32]) -> Vec<[&'a str; 2]> {
     struct Merge<'a> {
         score: f32,
-        /// Characters of the parts.
+        /// Characters of both parts.
         lengths: [usize; 2],
-        /// Ids of the whole and the parts.
+        /// Ids of the whole and of both parts.
         ids: [usize; 3],
         parts: [&'a str; 2],
     }
     let ids: HashMap<&str, usize> = vocabulary.used().map(|(id, text, _)| (text, id)).collect();
     let mut merges = Vec::new();
     for (id, text, kind) in vocabulary.used() {
-        // Longer texts are no words; splitting them everywhere would take quadratic time.
+        // Longer texts are not words, and splitting them everywhere takes quadratic time.
         if matches!(kind, UNKNOWN | CONTROL | USER_DEFINED) || text.len() > 1024 {
             continue;
         }

@@ -1,10 +1,11 @@
-//! The most likely sequence of pieces, by scores that are log probabilities.
+//! Unigram tokenizers: the most likely sequence of pieces, with scores that are log probabilities.
 //!
-//! Text is normalised by a table that the file may bring along, blanks become `▁`.
+//! Text is normalised by a table in the file, if there is one; blanks become `▁`.
 
-use super::{BYTE, UNKNOWN, UNUSED, Vocabulary, charsmap};
-use crate::container::gguf::{Metadata, shortest};
+use super::charsmap;
+use super::vocabulary::{BYTE, UNKNOWN, UNUSED, Vocabulary};
 use crate::error::{Result, bail};
+use crate::format::gguf::{Metadata, shortest};
 use serde_json::{Value, json};
 
 /// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` when scores or the unknown token are missing.
@@ -17,7 +18,7 @@ pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary
             "the file has no unknown token in 'tokenizer.ggml.token_type'"
         );
     };
-    // The place of a piece is its id, so unused ones keep theirs, with a score that no text is worth.
+    // The index of a piece is its id, so unused pieces stay, with a score that is never the best.
     let worst = scores.iter().copied().fold(0.0, f32::min) - 1e4;
     let used = |id: usize| vocabulary.kinds.get(id).is_some_and(|&kind| kind != UNUSED);
     let pieces = vocabulary.texts.iter().zip(&scores).enumerate();
@@ -57,7 +58,7 @@ pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary
     }))
 }
 
-/// Bytes as text in the alphabet of RFC 4648, section 4.
+/// Base64 of RFC 4648, section 4.
 fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);

@@ -1,12 +1,13 @@
-//! Encoders against the reference decoders: bounds on what is lost, exactness where nothing need be, refusals.
+//! Encoders against the reference decoders: bounds on errors, exactness where it is possible, refusals.
 
 mod low;
 
-use super::{BLOCK, Settings, encode, encode_with, storage_dtype};
+use super::{Settings, encode, encode_with, storage_dtype};
 use crate::dtype::Dtype;
+use crate::dtype::quantise::BLOCK;
 use crate::error::{Kind, Result};
 
-/// What keeps zeros and loses little.
+/// Types that keep zeros and have small errors.
 const QUANTISED: [Dtype; 7] = [
     Dtype::Q8Row,
     Dtype::Q82f,
@@ -48,8 +49,8 @@ fn gaussian(rows: usize, cols: usize, deviation: f32, seed: u64) -> Vec<f32> {
     (0..rows * cols).map(|_| random.normal() * deviation).collect()
 }
 
-/// Matrices that find weak spots: plain, outliers, zero rows and groups, magnitudes where f16 scales are subnormal, columns of
-/// very different size.
+/// Matrices that are hard to encode: with outliers, rows and groups of zeros, columns of very different size, and magnitudes for
+/// which f16 scales are subnormal.
 fn matrices(rows: usize, cols: usize) -> Vec<(&'static str, Vec<f32>)> {
     let plain = gaussian(rows, cols, 0.02, 1);
     let mut outliers = plain.clone();
@@ -108,7 +109,7 @@ fn squared_error(a: &[f32], b: &[f32]) -> f64 {
         .sum()
 }
 
-/// Squared errors, those of a group's larger weights counting more: what group scales are chosen by.
+/// The sum of squared errors with the weighting by which group scales are chosen.
 fn weighed_error(wanted: &[f32], found: &[f32]) -> f64 {
     let groups = wanted.chunks(32).zip(found.chunks(32)).map(|(wanted, found)| {
         let squares: f64 = wanted.iter().map(|w| f64::from(*w).powi(2)).sum();
@@ -126,7 +127,7 @@ fn absmax(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |max, value| max.max(value.abs()))
 }
 
-/// What a group of 32 loses with scale = absmax/7, rounded to f16.
+/// The error of a group of 32 with scale = absmax/7, rounded to f16.
 fn plain_error(group: &[f32]) -> f64 {
     let scale = half::f16::from_f32(absmax(group) / 7.0).to_f32();
     let rounded: Vec<f32> = group
@@ -168,7 +169,7 @@ fn floats_that_fit_are_exact() {
 
 #[test]
 fn floats_round_to_the_nearest() {
-    // 1 + 2^-11 lies between 1 and 1 + 2^-10; a little more goes up.
+    // 1 + 2^-11 is halfway between 1 and 1 + 2^-10; anything above rounds up.
     let values = [1.0 + 0.5 / 1024.0, 1.0 + 0.51 / 1024.0, -(1.0 + 0.49 / 1024.0)];
     assert_eq!(round_trip(Dtype::F16, 1, 3, &values), [1.0, 1.0 + 1.0 / 1024.0, -1.0]);
     let values = [1.0 + 0.5 / 128.0, 1.0 + 0.51 / 128.0, -(1.0 + 0.49 / 128.0)];
@@ -218,7 +219,7 @@ fn four_bit_groups_lose_no_more_than_absmax_sevenths() {
                 );
                 total = (total.0 + lost, total.1 + plain);
             }
-            // Where one outlier fills the range of a group, no scale can do much for the others.
+            // If one outlier fills the range of a group, no scale helps the other weights much.
             let limit = if name == "plain" { 0.70 } else { 1.0 };
             assert!(total.0 < limit * total.1, "{} {name}: {total:?}", dtype.name());
         }
@@ -280,7 +281,7 @@ fn representable_rows_and_groups_are_exact() {
     let mut q8 = Vec::new();
     let mut q4 = Vec::new();
     for _ in 0..200 {
-        // Any positive finite f16 that survives its 8 bits more in f32.
+        // Any positive finite f16: its product with a code is exact in f32.
         let scale = half::f16::from_bits(1 + random.below(0x7BFE) as u16).to_f32();
         q8.extend((0..64).map(|i| (if i == 17 { -127 } else { random.below(255) as i32 - 127 }) as f32 * scale));
         let scale = if random.below(2) == 0 { scale } else { -scale };
@@ -378,7 +379,7 @@ fn values_that_do_not_fit_are_refused_by_row_and_col() {
         let later = values.len() - 1;
         values[BLOCK + 64 * 5 + 40] = value;
         values[later] = value;
-        write(dtype, values.len() / 64, 64, &values).unwrap_err()
+        write(dtype, values.len() / 64, 64, &values).map(drop).unwrap_err()
     };
     let place = format!("row {}, col 40", BLOCK / 64 + 5);
     for dtype in Dtype::all() {
@@ -410,7 +411,7 @@ fn an_error_of_the_source_is_passed_on() {
 }
 
 #[test]
-fn what_cannot_be_written_says_so() {
+fn shapes_that_a_type_does_not_allow_are_errors() {
     for dtype in Dtype::all().filter(|dtype| dtype.needs_group_rows()) {
         assert_eq!(write(dtype, 1, 33, &[1.0; 33]).unwrap_err().kind, Kind::Parse);
     }
@@ -444,7 +445,7 @@ fn storage_follows_the_shape() {
             "{} of {shape:?}",
             requested.name()
         );
-        // What is chosen is always a type that has a size for the shape.
+        // The type chosen always has a size for the shape.
         assert!(shape.is_empty() || stored.size(shape).is_ok());
     }
 }

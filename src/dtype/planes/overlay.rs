@@ -1,10 +1,13 @@
-//! Overlay entries of a row in the order that kernels need: by column, each column once, a word an entry.
+//! Overlay entries of a row as kernels need them: ordered by column, each column once, one word per entry.
 //!
-//! The file's entries may come in any order, and of two for one weight the later one counts.
+//! The file's entries may come in any order. Of two entries for one weight the later one counts.
 
-use super::NO_ENTRY;
-use super::source::slice;
-use crate::error::{Error, Kind, Result, bail};
+use super::amount::{Amount, Measure};
+use crate::dtype::payload::{row_table, slice, too_large, u32_at};
+use crate::error::{Result, bail};
+
+/// An overlay entry that changes nothing: its value is a NaN that no other entry has.
+pub const NO_ENTRY: u32 = 0xffff_0000;
 
 /// Bytes of an entry of q1s: `{u32 flat index, f16 value}`.
 const FLAT_ENTRY: usize = 6;
@@ -12,11 +15,11 @@ const FLAT_ENTRY: usize = 6;
 const ROW_ENTRY: usize = 4;
 
 /// The overlay of one tensor.
-pub(super) enum Overlay<'a> {
-    /// q1s: flat index and value, ascending, each index once. The only copy of a part of the file that the repack makes:
-    /// 8 bytes an entry, half as much again while it is sorted.
+pub enum Overlay<'a> {
+    /// q1s: flat index and value, ascending, each index once. The repack copies no other part of the file: 8 bytes per entry,
+    /// 12 while they are sorted.
     Flat { entries: Vec<(u32, u16)>, cols: usize },
-    /// q1t: pointers into the entries, and the entries, as they lie in the file.
+    /// q1t: pointers into the entries, and the entries, as they are in the file.
     ByRow {
         row_ptr: &'a [u8],
         entries: &'a [u8],
@@ -25,11 +28,12 @@ pub(super) enum Overlay<'a> {
 }
 
 impl<'a> Overlay<'a> {
-    /// Of q1s, which begins at byte `at`. Errors: `Bounds` for a short payload, `Parse` for an index outside of the matrix.
-    pub fn flat(payload: &'a [u8], at: usize, rows: usize, cols: usize) -> Result<Overlay<'a>> {
-        let count = u32_at(slice(payload, at, 4)?, 0) as usize;
+    /// That of q1s: `tail` is `[u32 count][entries]`. Errors: `Bounds` for a short tail, `Parse` for an index outside of the
+    /// matrix.
+    pub fn flat(tail: &'a [u8], rows: usize, cols: usize) -> Result<Overlay<'a>> {
+        let count = u32_at(slice(tail, 0, 4)?, 0) as usize;
         let bytes = count.checked_mul(FLAT_ENTRY).ok_or_else(too_large)?;
-        let file = slice(payload, at + 4, bytes)?;
+        let file = slice(tail, 4, bytes)?;
         let mut entries = Vec::with_capacity(count);
         for (i, entry) in file.chunks_exact(FLAT_ENTRY).enumerate() {
             let index = u32_at(entry, 0);
@@ -42,13 +46,10 @@ impl<'a> Overlay<'a> {
         Ok(Overlay::Flat { entries, cols })
     }
 
-    /// Of q1t, whose pointers begin at byte `at`. Errors: as for [`Overlay::flat`], and for pointers that do not ascend.
-    pub fn by_row(payload: &'a [u8], at: usize, rows: usize, cols: usize) -> Result<Overlay<'a>> {
-        let table = rows
-            .checked_add(1)
-            .and_then(|n| n.checked_mul(4))
-            .ok_or_else(too_large)?;
-        let row_ptr = slice(payload, at, table)?;
+    /// That of q1t: `tail` is `[u32 row_ptr: rows+1][entries]`. Errors: `Bounds` for a short tail, `Parse` for pointers that do
+    /// not ascend from 0.
+    pub fn by_row(tail: &'a [u8], rows: usize, cols: usize) -> Result<Overlay<'a>> {
+        let (row_ptr, rest) = row_table(tail, rows)?;
         for row in 0..rows {
             let (from, to) = (u32_at(row_ptr, row), u32_at(row_ptr, row + 1));
             if to < from || (row == 0 && from != 0) {
@@ -56,12 +57,24 @@ impl<'a> Overlay<'a> {
             }
         }
         let bytes = (u32_at(row_ptr, rows) as usize).checked_mul(ROW_ENTRY);
-        let entries = slice(payload, at + table, bytes.ok_or_else(too_large)?)?;
+        let entries = slice(rest, 0, bytes.ok_or_else(too_large)?)?;
         Ok(Overlay::ByRow { row_ptr, entries, cols })
     }
 
-    /// Replaces `out` with the row's entries as the device holds them; a NaN of all ones, which is none of theirs, becomes
-    /// another. Errors: `Parse` for a column outside of the matrix.
+    /// The number of entries of each of `rows` rows. Errors: those of [`Overlay::row`]; `Bounds` for more than 32 bits can
+    /// count.
+    pub fn measure(&self, rows: usize) -> Result<Measure> {
+        let mut entries = Vec::new();
+        Measure::sums((0..rows).map(|row| {
+            self.row(row, &mut entries)?;
+            let words = entries.len();
+            Ok(Amount { vectors: 0, words })
+        }))
+    }
+
+    /// Replaces `out` with the row's entries as the device holds them. The NaN of [`NO_ENTRY`] becomes another NaN.
+    ///
+    /// Errors: `Parse` for a column outside of the matrix.
     pub fn row(&self, row: usize, out: &mut Vec<u32>) -> Result<()> {
         out.clear();
         match self {
@@ -97,25 +110,16 @@ impl<'a> Overlay<'a> {
     }
 }
 
-fn too_large() -> Error {
-    Error::new(Kind::Bounds, "overlay: its size overflows")
-}
-
 fn col_of(entry: u32) -> u32 {
     entry & 0xffff
 }
 
-fn u32_at(bytes: &[u8], index: usize) -> u32 {
-    let at = 4 * index;
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-/// Sorts by key, and keeps the last of equal ones.
+/// Sorts by key, and keeps the last of entries with equal keys.
 fn last_of_each<T>(entries: &mut Vec<T>, key: impl Fn(&T) -> u32) {
     if entries.is_sorted_by(|a, b| key(a) < key(b)) {
         return;
     }
-    // Reversed and sorted stably: of equal keys the last comes first and stays.
+    // The sort is stable: after the reversal the last entry of equal keys comes first and is the one kept.
     entries.reverse();
     entries.sort_by_key(&key);
     entries.dedup_by_key(|entry| key(entry));

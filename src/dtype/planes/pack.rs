@@ -1,22 +1,22 @@
-//! The order of narrow codes in a unit of 32 columns: pure functions from the file's bits to the device's words, and back.
+//! The order of narrow codes in a group of 32 columns: pure functions from the file's bits to the device's words, and back.
 //!
-//! A kernel takes four codes out of a word at once, one from each byte. So the columns of a unit form eight quads of four
-//! neighbours, quad q being columns 4q to 4q + 3, and column 4q + j lies in byte j of its word:
+//! A kernel takes four codes out of a word at once, one from each byte. So the columns of a group form eight quads of four
+//! neighbours, quad q being columns 4q to 4q + 3, and column 4q + j is in byte j of its word:
 //!
 //! - 1 bit: one word, quad q at bit q of each byte.
-//! - 2 bits: two words, word p holds quads 4p to 4p + 3, quad 4p + k at bit 2k; 0, 1 and -1 as numbers of two bits.
-//! - other widths in parts: a nibble of 4, 5, 6 and 8 bits, the upper nibble of 8, 2 bits of 3 and 6, 1 bit of 3 and 5,
-//!   each part lower in the code than the next. A word of nibbles i holds quad 2i in the low nibbles of its bytes and quad
-//!   2i + 1 in the high ones. Where the other parts have fewer bits, those of more quads share a word, in such a way that one
-//!   shift and one mask give the nibbles of two quads.
+//! - 2 bits: two words, word p holds quads 4p to 4p + 3, quad 4p + k at bit 2k; 0, 1 and -1 as signed numbers of two bits.
+//! - Other widths are split, from the lowest bits up: 4, 5, 6 and 8 bits have a nibble, 8 bits a second one, 3 and 6 bits a
+//!   pair of bits, 3 and 5 bits a single bit. A word of nibbles i holds quad 2i in the low nibbles of its bytes and quad 2i + 1
+//!   in the high ones. Pairs and single bits of more quads share a word, so placed that one shift and one mask give the nibbles
+//!   of two quads.
 
-use super::Amount;
+use super::amount::Amount;
 use crate::error::{Result, bail};
 
-/// A quad's bits.
+/// The lowest bit of every byte.
 const QUAD_BITS: u32 = 0x0101_0101;
 
-/// Where the bits of a byte of eight neighbouring weights go, for the first eight; the next eight lie 2 bits higher.
+/// The word that a byte of the first eight weights of a group becomes. The bits of the next eight weights are 2 bits higher.
 const SPREAD: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -31,8 +31,8 @@ const SPREAD: [u32; 256] = {
     table
 };
 
-/// Where the five digits of each byte of a base-3 group go: `[place of the byte][byte]`, both words in one number. A digit
-/// 0, 1 or 2 means 0, +1 or -1, and is stored as that number in two bits. The seventh byte has two digits that count.
+/// Both words that each byte of a base-3 group becomes, as one number: `[index of the byte][byte]`. A digit 0, 1 or 2 means 0,
+/// +1 or -1, and is stored as that number in two bits. Only two digits of the seventh byte are used.
 const TRITS: [[u64; 243]; 7] = {
     let mut table = [[0; 243]; 7];
     let mut place = 0;
@@ -67,7 +67,7 @@ pub fn bits1_inverse(word: u32) -> [u8; 4] {
     std::array::from_fn(|byte| (0..8).fold(0, |all, i| all | (bit(8 * byte + i) as u8) << i))
 }
 
-/// A base-3 group as the device's two words. Errors: `Parse` for a byte that is no five digits.
+/// A base-3 group as the device's two words. Errors: `Parse` for a byte above 242, which is not five digits.
 pub fn bits2(file: [u8; 7]) -> Result<[u32; 2]> {
     let mut both = 0;
     for (table, byte) in TRITS.iter().zip(file) {
@@ -79,7 +79,7 @@ pub fn bits2(file: [u8; 7]) -> Result<[u32; 2]> {
     Ok([both as u32, (both >> 32) as u32])
 }
 
-/// The inverse of [`bits2`], with zeros for the last byte's digits that mean nothing.
+/// The inverse of [`bits2`], with zeros for the unused digits of the last byte.
 pub fn bits2_inverse(words: [u32; 2]) -> [u8; 7] {
     let digit = |col: usize| match words[col / 16] >> (8 * (col % 4) + 2 * (col % 16 / 4)) & 3 {
         3 => 2,
@@ -89,30 +89,30 @@ pub fn bits2_inverse(words: [u32; 2]) -> [u8; 7] {
     std::array::from_fn(|byte| cols(byte).rev().fold(0, |value, col| value * 3 + digit(col)))
 }
 
-/// Where the 2 bits of quad q of a unit lie in each byte of their word: in a nibble as the quad's own.
+/// The place of the 2 bits of quad q in each byte of their word: in the same nibble as the quad's own nibble.
 fn pair_at(q: usize) -> usize {
     4 * (q % 2) + 2 * (q % 4 / 2)
 }
 
-/// Where the 1 bit of quad q lies.
+/// The place of the 1 bit of quad q.
 fn bit_at(q: usize) -> usize {
     4 * (q % 2) + q / 2
 }
 
-/// What a row of codes of some width is made of: 16 bytes, 2 words and 1 word a unit.
+/// How codes of some width are split: per group vectors of nibbles, two words of bit pairs, one word of single bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
-    /// Vectors of nibbles a unit: 0, 1 or 2.
+pub struct Width {
+    /// Vectors of nibbles per group: 0, 1 or 2.
     pub nibbles: usize,
-    /// Whether there are words of 2 bits, and at which bit of the code.
+    /// The lower bit of the pair in the code, where there is a pair.
     pub pair: Option<u32>,
-    /// Whether there is a word of 1 bit, and at which bit of the code.
+    /// The single bit in the code, where there is one.
     pub bit: Option<u32>,
 }
 
-impl Parts {
-    /// Those of a width. Errors: `Parse` for a width that the format does not have.
-    pub fn of(width: u8) -> Result<Parts> {
+impl Width {
+    /// The split of codes of `width` bits. Errors: `Parse` for a width that the format does not have.
+    pub fn of(width: u8) -> Result<Width> {
         let (nibbles, pair, bit) = match width {
             3 => (0, Some(0), Some(2)),
             4 => (1, None, None),
@@ -121,75 +121,75 @@ impl Parts {
             8 => (2, None, None),
             _ => bail!(Parse, "wanted a bit width of 3, 4, 5, 6 or 8, found {width}"),
         };
-        Ok(Parts { nibbles, pair, bit })
+        Ok(Width { nibbles, pair, bit })
     }
 
-    /// Vectors of nibbles and other words that a row of so many units takes.
-    pub fn amount(self, units: usize) -> Amount {
+    /// Vectors of nibbles and other words of a row.
+    pub fn amount(self, groups: usize) -> Amount {
         let words = usize::from(self.pair.is_some()) * 2 + usize::from(self.bit.is_some());
         Amount {
-            vectors: units * self.nibbles,
-            words: units * words,
+            vectors: groups * self.nibbles,
+            words: groups * words,
         }
     }
 
-    /// Words that a row of so many units takes in all.
-    pub fn words(self, units: usize) -> usize {
-        let Amount { vectors, words } = self.amount(units);
+    /// All words of a row, those of its vectors included.
+    pub fn words(self, groups: usize) -> usize {
+        let Amount { vectors, words } = self.amount(groups);
         vectors * 4 + words
     }
 
-    /// Where the words of 2 bits and those of 1 bit of a row of so many units begin, in words.
-    fn places(self, units: usize) -> [usize; 2] {
-        let pairs = units * self.nibbles * 4;
-        [pairs, pairs + units * 2 * usize::from(self.pair.is_some())]
+    /// Where the pairs and the single bits of a row begin, in words.
+    fn places(self, groups: usize) -> [usize; 2] {
+        let pairs = groups * self.nibbles * 4;
+        [pairs, pairs + groups * 2 * usize::from(self.pair.is_some())]
     }
 
-    /// Writes a row of codes, one a column, as the device's words: the nibbles of all units, the upper ones of 8 bits behind
-    /// the lower ones, then the words of 2 bits, then those of 1 bit.
+    /// Writes a row of codes, one per column, as the device's words: the low nibbles of all groups, the high nibbles of 8-bit
+    /// codes, the pairs, the single bits.
     pub fn write(self, codes: &[u8], words: &mut [u32]) {
         words.fill(0);
-        let units = codes.len() / 32;
-        let [pairs, bits] = self.places(units);
+        let groups = codes.len() / 32;
+        let [pairs, bits] = self.places(groups);
         for (q, quad) in codes.chunks_exact(4).enumerate() {
-            let (unit, q) = (q / 8, q % 8);
+            let (group, q) = (q / 8, q % 8);
             let quad = u32::from_le_bytes([quad[0], quad[1], quad[2], quad[3]]);
-            for part in 0..self.nibbles {
-                let nibbles = quad >> (4 * part) & (QUAD_BITS * 15);
-                words[(part * units + unit) * 4 + q / 2] |= nibbles << (4 * (q % 2));
+            for half in 0..self.nibbles {
+                let nibbles = quad >> (4 * half) & (QUAD_BITS * 15);
+                words[(half * groups + group) * 4 + q / 2] |= nibbles << (4 * (q % 2));
             }
             if let Some(at) = self.pair {
-                words[pairs + unit * 2 + q / 4] |= (quad >> at & (QUAD_BITS * 3)) << pair_at(q);
+                words[pairs + group * 2 + q / 4] |= (quad >> at & (QUAD_BITS * 3)) << pair_at(q);
             }
             if let Some(at) = self.bit {
-                words[bits + unit] |= (quad >> at & QUAD_BITS) << bit_at(q);
+                words[bits + group] |= (quad >> at & QUAD_BITS) << bit_at(q);
             }
         }
     }
 
     /// The inverse of [`Parts::write`].
     pub fn read(self, words: &[u32], codes: &mut [u8]) {
-        let units = codes.len() / 32;
-        let [pairs, bits] = self.places(units);
+        let groups = codes.len() / 32;
+        let [pairs, bits] = self.places(groups);
         for (q, quad) in codes.chunks_exact_mut(4).enumerate() {
-            let (unit, q) = (q / 8, q % 8);
+            let (group, q) = (q / 8, q % 8);
             let mut all = 0;
-            for part in 0..self.nibbles {
-                let word = words[(part * units + unit) * 4 + q / 2];
-                all |= (word >> (4 * (q % 2)) & (QUAD_BITS * 15)) << (4 * part);
+            for half in 0..self.nibbles {
+                let word = words[(half * groups + group) * 4 + q / 2];
+                all |= (word >> (4 * (q % 2)) & (QUAD_BITS * 15)) << (4 * half);
             }
             if let Some(at) = self.pair {
-                all |= (words[pairs + unit * 2 + q / 4] >> pair_at(q) & (QUAD_BITS * 3)) << at;
+                all |= (words[pairs + group * 2 + q / 4] >> pair_at(q) & (QUAD_BITS * 3)) << at;
             }
             if let Some(at) = self.bit {
-                all |= (words[bits + unit] >> bit_at(q) & QUAD_BITS) << at;
+                all |= (words[bits + group] >> bit_at(q) & QUAD_BITS) << at;
             }
             quad.copy_from_slice(&all.to_le_bytes());
         }
     }
 }
 
-/// Codes of a width from the file, first code in the highest bits; 8 of them fill `width` bytes.
+/// Reads codes of `width` bits from the file, most significant bit first; 8 of them fill `width` bytes.
 pub fn read_msb_first(width: u8, file: &[u8], codes: &mut [u8]) {
     let width = usize::from(width);
     let mask = u8::MAX >> (8 - width);
@@ -233,7 +233,7 @@ mod tests {
             }
         }
         for byte in 0..=242 {
-            // Of the last byte two digits count.
+            // Two digits of the last byte are used.
             let file = [byte, 242 - byte, byte, 7, byte, 121, byte % 9];
             assert_eq!(bits2_inverse(bits2(file).unwrap()), file);
             let ignored = [file[0], file[1], file[2], file[3], file[4], file[5], byte];
@@ -246,20 +246,20 @@ mod tests {
     #[test]
     fn codes_of_every_width_come_back() {
         for width in [3u8, 4, 5, 6, 8] {
-            let parts = Parts::of(width).unwrap();
-            for units in 1..6 {
-                let codes: Vec<u8> = (0..units * 32u32)
+            let split = Width::of(width).unwrap();
+            for groups in 1..6 {
+                let codes: Vec<u8> = (0..groups * 32u32)
                     .map(|i| (i.wrapping_mul(0x9E37_79B9) >> 24) as u8 >> (8 - width))
                     .collect();
-                let mut words = vec![!0; parts.words(units as usize)];
-                parts.write(&codes, &mut words);
+                let mut words = vec![!0; split.words(groups as usize)];
+                split.write(&codes, &mut words);
                 let mut again = vec![0xA5; codes.len()];
-                parts.read(&words, &mut again);
-                assert_eq!(again, codes, "{width} bits, {units} units");
+                split.read(&words, &mut again);
+                assert_eq!(again, codes, "{width} bits, {groups} groups");
             }
         }
         for width in [0, 1, 2, 7, 9, 255] {
-            assert!(Parts::of(width).is_err(), "{width}");
+            assert!(Width::of(width).is_err(), "{width}");
         }
     }
 }

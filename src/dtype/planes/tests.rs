@@ -1,9 +1,9 @@
 //! The repack and its inverse, for every type.
 
-use super::pack::{self, Parts};
+use super::pack::{self, Width};
 use super::*;
-use crate::dtype::Size;
 use crate::dtype::encode::encode;
+use crate::dtype::{Dtype, Size};
 use half::f16;
 
 /// Bytes that follow from a seed.
@@ -19,7 +19,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Any finite f16s, subnormal ones among them.
+/// Any finite f16, some of them subnormal.
 fn halves(seed: u64, count: usize) -> Vec<u8> {
     let any = bytes(seed, count * 2);
     let finite = |pair: &[u8]| {
@@ -35,8 +35,8 @@ fn halves(seed: u64, count: usize) -> Vec<u8> {
     any.chunks_exact(2).flat_map(finite).collect()
 }
 
-/// A made-up payload of a type that this crate need not be able to write. Overlays lie as the device holds them: by row,
-/// by column, no weight twice.
+/// A payload. Types with tables get contents that no encoder would choose. Overlays are ordered by row and column and have no
+/// weight twice, as the device holds them.
 fn payload(dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
     let groups = cols / 32;
     let seed = (rows * 1_000_003 + cols) as u64;
@@ -45,7 +45,7 @@ fn payload(dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
         let both = scales.chunks_exact(2).zip(codes.chunks_exact(len));
         both.flat_map(|(scale, codes)| [scale, codes].concat()).collect()
     };
-    // Row 1 has none, row 2 has all.
+    // Row 1 has no entries, row 2 one for every weight.
     let entry = |row: usize, col: usize| match row {
         1 => false,
         2 => true,
@@ -111,7 +111,7 @@ fn payload(dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
     }
 }
 
-/// Both planes, made in blocks of rows in memory that held something else.
+/// Both planes, written in blocks of rows to memory that is not zero.
 fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
     let rows = geometry.rows;
     let (mut codes, mut scales) = (vec![0xA5; geometry.code_bytes()], vec![0xA5; geometry.scale_bytes()]);
@@ -122,7 +122,7 @@ fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
     if let Some(header) = geometry.header() {
         scales[..4].copy_from_slice(&header.to_le_bytes());
     }
-    // Rows that share a record come together.
+    // Rows that share a record must be in one block.
     let half = rows / 16 * 8;
     for range in [0..half, half..rows] {
         let before = source.before_row(origin, range.start);
@@ -135,13 +135,13 @@ fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
                 .words(range.clone(), &mut codes[before.words * 4..][..len])
                 .unwrap();
         }
-        let at = geometry.unit_scale_offset(range.start, before);
-        let len = source.unit_scale_bytes(origin, &range);
+        let at = geometry.group_scale_offset(before);
+        let len = source.group_scale_bytes(origin, &range);
         source
-            .unit_scales(origin, range.clone(), &mut scales[at..][..len])
+            .group_scales(origin, range.clone(), &mut scales[at..][..len])
             .unwrap();
         let records = &mut scales[geometry.record_offset(range.start)..geometry.record_offset(range.end)];
-        if geometry.planes == Planes::BitsN {
+        if geometry.planes.shares_records() {
             records.fill(0);
             for (i, row) in range.enumerate() {
                 let record = &mut records.as_chunks_mut::<12>().0[i / SHARED_ROWS];
@@ -151,7 +151,7 @@ fn repack(source: &Source, geometry: &Geometry) -> (Vec<u8>, Vec<u8>) {
             source.records(origin, range, records).unwrap();
         }
     }
-    if geometry.planes == Planes::I8Col {
+    if geometry.planes.has_column_scales() {
         source.col_scales(&mut scales[geometry.col_scale_offset(0)..]).unwrap();
     }
     if geometry.planes.has_overlay() {
@@ -169,21 +169,19 @@ fn word(plane: &[u8], index: usize) -> u32 {
     u32::from_le_bytes(plane[index * 4..][..4].try_into().unwrap())
 }
 
-/// The file's bytes again, from the planes: the inverse of the repack.
+/// The payload from the planes: the inverse of the repack.
 fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec<u8> {
     let Geometry { rows, cols, .. } = *geometry;
     let stride = geometry.code_row_bytes();
     let code_rows = |len: usize| (0..rows).flat_map(move |row| codes[row * stride..][..len].to_vec());
     let groups = cols / 32;
-    let records = || scales[geometry.record_offset(0)..geometry.record_offset(rows)].to_vec();
-    let unit_scales_at = geometry.unit_scale_offset(0, Amount::default());
+    let group_scales_at = geometry.group_scale_offset(Amount::default());
     let record = geometry.record_row_bytes();
     let in_records =
         |from: usize, len: usize| (0..rows).flat_map(move |row| scales[row * record + from..][..len].to_vec());
     let half = |row: usize, group: usize| {
         let at = match geometry.planes {
-            Planes::Bits1 => unit_scales_at + row * groups * 2,
-            Planes::Nib4 => row * record,
+            Planes::Bits1 | Planes::Nib4 => row * record,
             _ => row * record + 4,
         };
         &scales[at + group * 2..][..2]
@@ -192,28 +190,13 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
     let start = |row: usize| word(scales, row * record / 4) as usize;
     let end = |row: usize| word(scales, (row + 1) * record / 4) as usize;
     match dtype {
-        Dtype::F32 => code_rows(cols * 4).collect(),
-        Dtype::F16 | Dtype::Bf16 => code_rows(cols * 2).collect(),
-        Dtype::Q8Row => code_rows(cols).chain(records()).collect(),
-        Dtype::Q82f => {
-            let at = geometry.col_scale_offset(0);
-            code_rows(cols)
-                .chain(records())
-                .chain(scales[at..at + cols * 2].to_vec())
-                .collect()
-        }
         Dtype::Q4Block if geometry.planes == Planes::Nib4Flat => {
             let groups = (rows * cols).div_ceil(32);
-            let halves = &scales[unit_scales_at..][..groups * 2];
+            let halves = &scales[group_scales_at..][..groups * 2];
             codes[..groups * 16].iter().chain(halves).copied().collect()
         }
-        Dtype::Q4Block => code_rows(cols / 2).chain(in_records(0, groups * 2)).collect(),
         Dtype::Q4Tiled => (0..rows * groups)
             .flat_map(|i| [half(i / groups, i % groups), &codes[i * 16..][..16]].concat())
-            .collect(),
-        Dtype::Q4tp => code_rows(cols / 2)
-            .chain(in_records(0, 4))
-            .chain(in_records(4, (groups * 5).div_ceil(8)))
             .collect(),
         Dtype::Q1 | Dtype::Q1s => {
             let tile = |i: usize| {
@@ -253,8 +236,8 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
             let mut packed = Vec::new();
             let mut offsets = vec![0u32];
             for (row, &width) in widths.iter().enumerate() {
-                let parts = Parts::of(width).unwrap();
-                // As a kernel finds them.
+                let split = Width::of(width).unwrap();
+                // By the kernels' arithmetic.
                 let before = || widths[row / 8 * 8..row].iter().map(|&width| usize::from(width));
                 let vectors =
                     word(scales, row / 8 * 3) as usize + groups * before().map(|width| width / 4).sum::<usize>();
@@ -263,13 +246,13 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
                 let others = others + row % 8 * groups.div_ceil(2);
                 halves.extend_from_slice(&codes[others * 4..][..groups * 2]);
                 let others = others + groups.div_ceil(2);
-                let amount = parts.amount(groups);
+                let amount = split.amount(groups);
                 let places = (vectors * 4..)
                     .take(amount.vectors * 4)
                     .chain((others..).take(amount.words));
                 let words: Vec<u32> = places.map(|i| word(codes, i)).collect();
                 let mut values = vec![0; cols];
-                parts.read(&words, &mut values);
+                split.read(&words, &mut values);
                 // Most significant bit first.
                 let bits = values
                     .iter()
@@ -286,6 +269,21 @@ fn unpack(dtype: Dtype, geometry: &Geometry, codes: &[u8], scales: &[u8]) -> Vec
                 offsets.iter().for_each(|offset| all.extend(offset.to_le_bytes()));
             }
             all.extend(packed);
+            all
+        }
+        // The first section is the code plane; the records consist of the further sections.
+        _ => {
+            let sections = dtype.spec().sections.iter();
+            let mut lengths = sections.map(|section| section.row_bytes(cols as u64).unwrap() as usize);
+            let mut all: Vec<u8> = code_rows(lengths.next().unwrap()).collect();
+            let mut from = 0;
+            for len in lengths {
+                all.extend(in_records(from, len));
+                from += len;
+            }
+            if geometry.planes.has_column_scales() {
+                all.extend_from_slice(&scales[geometry.col_scale_offset(0)..][..cols * 2]);
+            }
             all
         }
     }
@@ -333,11 +331,11 @@ fn planes_are_about_as_large_as_the_file() {
     }
 }
 
-/// What the documentation of the planes says of narrow rows.
+/// The numbers in the documentation of this module.
 #[test]
 fn no_rows_but_narrow_ones_take_more_than_that() {
     let rows = 4096;
-    // With any columns, and with those that are whole units.
+    // For any number of columns, and for whole groups.
     for (dtype, any, whole) in [
         (Dtype::F32, 1537, None),
         (Dtype::F16, 1537, None),
@@ -383,7 +381,7 @@ fn no_rows_but_narrow_ones_take_more_than_that() {
 }
 
 #[test]
-fn of_entries_for_one_weight_the_last_counts() {
+fn the_last_entry_for_a_weight_counts() {
     let (rows, cols) = (3, 64);
     let entry = |index: u32, value: f32| [&index.to_le_bytes()[..], &f16::from_f32(value).to_le_bytes()].concat();
     let flat = [(70, 1.0), (3, 2.0), (70, 3.0), (191, 4.0), (2, 5.0), (3, 6.0)];

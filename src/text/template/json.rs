@@ -1,4 +1,5 @@
-//! The `tojson` filter as chat templates know it: Python's `json.dumps` without HTML escapes, keys in their order.
+//! The `tojson` filter of chat templates: Python's `json.dumps`, without HTML escapes and with keys in their original
+//! order.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
@@ -42,7 +43,7 @@ impl Style {
             None => None,
             Some(v) if v.is_none() || v.is_undefined() => None,
             Some(v) if v.kind() == ValueKind::String => v.as_str().map(str::to_string),
-            // Python's `True` is 1, and less than 0 is 0.
+            // In Python `True` is 1; negative numbers count as 0.
             Some(v) => {
                 let width = if v.kind() == ValueKind::Bool {
                     i64::from(v.is_true())
@@ -54,7 +55,7 @@ impl Style {
         };
         if indent.as_ref().is_some_and(|i| i.len() > MAX_INDENT) {
             return Err(invalid(format!(
-                "tojson: at most {MAX_INDENT} characters of indent are allowed"
+                "tojson: the indent has more than {MAX_INDENT} characters"
             )));
         }
         let (mut item_separator, mut key_separator) =
@@ -65,7 +66,7 @@ impl Style {
                 parts.push(part?.as_str().map(str::to_string));
             }
             let [Some(item), Some(key)] = &mut parts[..] else {
-                return Err(invalid("tojson: separators are two strings"));
+                return Err(invalid("tojson: the separators are not two strings"));
             };
             (item_separator, key_separator) = (std::mem::take(item), std::mem::take(key));
         }
@@ -87,7 +88,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Pays for what was written, so that a value that contains itself many times cannot grow without bound.
+    /// Charges fuel for the text written since the last call, because a small value may contain another one many times.
     fn charge(&mut self) -> Result<(), Error> {
         let written = self.out.len() - self.charged;
         self.charged = self.out.len();
@@ -97,7 +98,7 @@ impl Writer<'_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(invalid(format!(
-                "tojson: the value is nested deeper than {MAX_DEPTH} levels"
+                "tojson: the value is nested {depth} levels deep, expected at most {MAX_DEPTH}"
             )));
         }
         self.charge()?;

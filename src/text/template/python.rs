@@ -1,6 +1,6 @@
-//! Python where the engine is not: methods of `str`, `list` and `dict` that templates call, and some filters and tests.
+//! Methods of Python's `str`, `list` and `dict` that templates call, and filters and tests with Python's results.
 //!
-//! Completes the set of `minijinja-contrib` and replaces its methods where their results differ from Python's.
+//! Adds methods that `minijinja-contrib` lacks, and replaces those whose results differ from Python's.
 
 use super::repr;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
@@ -10,12 +10,12 @@ use minijinja_contrib::pycompat;
 /// Most digits of a width or precision in `str.format`.
 const MAX_FORMAT_DIGITS: usize = 4;
 
-/// `value.name(*args)` for methods that the engine does not know.
+/// Calls the method `name` of `value`, for methods that minijinja itself does not have.
 pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::String => {
             let text = value.as_str().unwrap_or_default();
-            // Every method reads its string once; results are charged by the engine.
+            // Charge for reading the string once. minijinja charges for results.
             state.consume_fuel(text.len() as u64 / 64)?;
             match string_method(state, text, name, args)? {
                 Some(result) => Ok(result),
@@ -31,7 +31,7 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
             }
             Err(invalid("index: the value is not in the list"))
         }
-        // Values never change, so a copy is the value.
+        // Values are immutable, so no copy is needed.
         ValueKind::Seq | ValueKind::Map if name == "copy" => {
             let () = from_args(args)?;
             Ok(value.clone())
@@ -52,14 +52,14 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
             ) =>
         {
             Err(invalid(format!(
-                "'{name}' is refused: values cannot be changed in place"
+                "'{name}' is not supported: values cannot be changed in place"
             )))
         }
         _ => pycompat::unknown_method_callback(state, value, name, args),
     }
 }
 
-/// Replaces filters, tests and functions of the engine that differ from the ones templates are written for.
+/// Replaces filters, tests and functions of minijinja that differ from those of Jinja.
 pub(super) fn install(environment: &mut Environment) {
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
@@ -67,49 +67,36 @@ pub(super) fn install(environment: &mut Environment) {
         minijinja_contrib::globals::cycler(items.0)
     });
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
-    // A name with a blank cannot be written in a template.
-    environment.add_filter("engine int", minijinja::filters::int);
-    environment.add_filter("engine float", minijinja::filters::float);
     environment.add_filter(
         "int",
-        |state: &mut State, value: &Value, default: Option<Value>, options: Kwargs| {
-            number(state, "engine int", value, default, options, Value::from(0))
+        |state: &State, value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs| {
+            let default = default_of(default, &options, Value::from(0))?;
+            minijinja::filters::int(state, value, Some(default), base, options)
         },
     );
     environment.add_filter(
         "float",
-        |state: &mut State, value: &Value, default: Option<Value>, options: Kwargs| {
-            number(state, "engine float", value, default, options, Value::from(0.0))
+        |state: &State, value: &Value, default: Option<Value>, options: Kwargs| {
+            let default = default_of(default, &options, Value::from(0.0))?;
+            minijinja::filters::float(state, value, Some(default), options)
         },
     );
 }
 
-/// `value` as a number, or the default where it is none.
-fn number(
-    state: &mut State,
-    filter: &str,
-    value: &Value,
-    default: Option<Value>,
-    options: Kwargs,
-    zero: Value,
-) -> Result<Value, Error> {
-    let default = match default {
-        Some(default) => default,
-        None => options.get::<Option<Value>>("default")?.unwrap_or(zero),
-    };
-    options.assert_all_used()?;
-    match state.apply_filter(filter, std::slice::from_ref(value)) {
-        Err(err) if err.kind() == ErrorKind::InvalidOperation => Ok(default),
-        result => result,
+/// The argument `default` of `int` and `float`, which in Jinja have one even if the template gives none.
+fn default_of(positional: Option<Value>, options: &Kwargs, otherwise: Value) -> Result<Value, Error> {
+    match positional {
+        Some(default) => Ok(default),
+        None => Ok(options.get::<Option<Value>>("default")?.unwrap_or(otherwise)),
     }
 }
 
-/// Whether Python's `iter(value)` works; an undefined value is an empty iterable.
+/// Whether Python's `iter(value)` succeeds. An undefined value is an empty iterable.
 fn is_iterable(value: &Value) -> bool {
     !matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number) && value.try_iter().is_ok()
 }
 
-/// Whether the value has a length and items, which strings and maps have too.
+/// Whether the value has a length and items, like strings and maps.
 fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -183,14 +170,16 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
             let (items,): (&Value,) = from_args(args)?;
             Value::from(join(state, text, items)?)
         }
-        // The engine's version neither limits widths nor pays for the text of containers.
+        // Limit widths and charge for the text of containers, which minijinja's version does not.
         "format" => {
             for arg in args.iter().filter(|arg| arg.as_object().is_some()) {
                 repr::text(state, arg)?;
             }
             let digits = |c: char| !c.is_ascii_digit();
-            if let Some(width) = text.split(digits).find(|run| run.len() > MAX_FORMAT_DIGITS) {
-                return Err(invalid(format!("format: a width of {width} is too large")));
+            if text.split(digits).any(|run| run.len() > MAX_FORMAT_DIGITS) {
+                return Err(invalid(format!(
+                    "format: a width has more than {MAX_FORMAT_DIGITS} digits"
+                )));
             }
             if text.match_indices('{').any(|(at, _)| {
                 let field = &text[at + 1..];
@@ -206,7 +195,7 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
     }))
 }
 
-/// `str.split` and `str.rsplit` with `sep` (none: runs of white space) and `maxsplit` (negative: all).
+/// `str.split` and `str.rsplit`. Without `sep` they split at runs of white space; a negative `maxsplit` is no limit.
 fn split(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let (sep, limit, kwargs): (Option<Value>, Option<Value>, Kwargs) = from_args(args)?;
     let given = |value: Option<Value>, name| -> Result<Option<Value>, Error> {
@@ -228,7 +217,7 @@ fn split(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value,
         Some(sep) => {
             let sep = sep
                 .as_str()
-                .ok_or_else(|| invalid(format!("{name}: the separator must be a string")))?;
+                .ok_or_else(|| invalid(format!("{name}: the separator is not a string")))?;
             let sep = nonempty(sep)?;
             state.consume_fuel(text.matches(sep).count().min(limit) as u64)?;
             let pieces = limit.saturating_add(1);
@@ -278,7 +267,7 @@ fn join(state: &State, sep: &str, items: &Value) -> Result<String, Error> {
         let item = item?;
         let Some(text) = item.as_str() else {
             return Err(invalid(format!(
-                "join: item {i} is a {}, expected a string",
+                "join: item {i} is of type {}, expected a string",
                 item.kind()
             )));
         };
@@ -295,7 +284,7 @@ fn pad(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value, E
     let (width, fill): (i64, Option<&str>) = from_args(args)?;
     let mut fill_chars = fill.unwrap_or(if name == "zfill" { "0" } else { " " }).chars();
     let (Some(fill), None) = (fill_chars.next(), fill_chars.next()) else {
-        return Err(invalid(format!("{name}: the fill character must be one character")));
+        return Err(invalid(format!("{name}: the fill character is not one character")));
     };
     let missing = usize::try_from(width).unwrap_or(0).saturating_sub(text.chars().count());
     state.consume_fuel((missing as u64).saturating_mul(4) / 64)?;
@@ -308,7 +297,7 @@ fn pad(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value, E
             let sign = if text.len() - digits.len() == 1 { &text[..1] } else { "" };
             format!("{sign}{}{}", run(missing), &text[sign.len()..])
         }
-        // Where the blanks cannot be even, Python puts the odd one left exactly when the width is odd.
+        // If the padding is odd, Python puts the extra character on the left exactly if the width is odd.
         _ => {
             let left = missing / 2 + (missing & usize::try_from(width).unwrap_or(0) & 1);
             format!("{}{text}{}", run(left), run(missing - left))

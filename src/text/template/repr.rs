@@ -1,16 +1,16 @@
-//! Values as text the way Python's `str` writes them, paid for while they grow.
+//! Converts values to text like Python's `str`, and charges fuel while the text grows.
 //!
-//! The engine's own conversion is charged only after it is done, which a list that holds itself many times never is.
+//! minijinja itself charges after a conversion, which is too late for a value that contains another one very often.
 
 use super::json::python_float;
-use minijinja::value::{Rest, Value, ValueKind};
+use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 use std::fmt::Write;
 
 /// Deepest nesting of a value.
 const MAX_DEPTH: usize = 200;
 
-/// Replaces the places where the engine turns any value into text.
+/// Replaces the formatter and the filters with which minijinja converts values to text.
 pub(super) fn install(environment: &mut Environment) {
     environment.set_formatter(|out: &mut Output, state: &mut State, value: &Value| {
         match value.as_str() {
@@ -20,14 +20,14 @@ pub(super) fn install(environment: &mut Environment) {
         .map_err(Error::from)
     });
     environment.add_filter("string", |state: &State, value: &Value| text(state, value));
-    // A name with a blank cannot be written in a template.
-    environment.add_filter("engine join", minijinja::filters::join);
-    environment.add_filter("join", |state: &mut State, args: Rest<Value>| {
-        metered(state, "engine join", &args)
+    // Templates cannot use this name, because it contains a space.
+    environment.add_filter("minijinja join", minijinja::filters::join);
+    environment.add_filter("join", |state: &mut State, args: Rest<ValueOrKwargs>| {
+        metered(state, "minijinja join", &args.into_values())
     });
-    environment.add_filter("engine format", minijinja::filters::format);
-    environment.add_filter("format", |state: &mut State, args: Rest<Value>| {
-        metered(state, "engine format", &args)
+    environment.add_filter("minijinja format", minijinja::filters::format);
+    environment.add_filter("format", |state: &mut State, args: Rest<ValueOrKwargs>| {
+        metered(state, "minijinja format", &args.into_values())
     });
     environment.add_filter("pprint", |state: &State, value: &Value| repr(state, value));
 }
@@ -52,7 +52,7 @@ fn repr(state: &State, value: &Value) -> Result<String, Error> {
     Ok(writer.out)
 }
 
-/// Calls the engine's `filter` after paying for the text of every container among `args`.
+/// Charges fuel for the text of every container among `args`, then calls minijinja's `filter`.
 fn metered(state: &mut State, filter: &str, args: &[Value]) -> Result<Value, Error> {
     for arg in args.iter().filter(|arg| arg.as_object().is_some()) {
         repr(state, arg)?;
@@ -69,7 +69,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
-            let message = format!("the value is nested deeper than {MAX_DEPTH} levels");
+            let message = format!("the value is nested {depth} levels deep, expected at most {MAX_DEPTH}");
             return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
         self.state
@@ -113,7 +113,7 @@ impl Writer<'_> {
                 }
                 self.out.push('}');
             }
-            // Numbers, booleans, none, and objects of the engine that hold no values of the template.
+            // Integers, booleans, none, and objects of minijinja that contain no values of the template.
             _ => write!(self.out, "{value}").map_err(Error::from)?,
         }
         Ok(())

@@ -1,166 +1,149 @@
-//! A first look at a chat template before the template engine parses it.
+//! Checks the source of a chat template before minijinja parses it, and prepares it.
 //!
-//! Enforces the limits that keep parsing bounded, refuses tags that would load other templates, turns the `generation`
-//! tag of chat templates into a plain scope, and has code hardened. Knows tags, strings, comments and raw blocks, not expressions.
+//! Enforces the limits that keep parsing bounded, refuses tags that load other templates, turns the `generation` tag
+//! of chat templates into a plain scope, and inserts the filters of [`harden`].
 
 use super::harden;
-use crate::error::{Result, bail};
+use super::lexer::{Code, MAX_TAG_CODE, lex};
+use crate::error::{Error, Kind, Result, bail};
 use std::ops::Range;
 
 /// Longest template source, in bytes.
 const MAX_SOURCE: usize = 1 << 20;
-/// Most code bytes (white space and string literals not counted) in one tag: bounds the depth of operator chains.
-const MAX_TAG_CODE: usize = 16 << 10;
-/// Most `elif` tags in a template: each nests one level deeper for the parser.
+/// Most `elif` tags in a template. The parser nests one level deeper for each.
 const MAX_ELIF: usize = 1000;
 
-/// Checks `source` and returns it with `generation` tags as `with` tags, every other byte and line unchanged.
+/// Checks `source` and returns it with `generation` tags as `with` tags and with the filters of [`harden`]. Lines
+/// keep their numbers.
 pub(super) fn prepare(source: &str) -> Result<String> {
     if source.len() > MAX_SOURCE {
         bail!(
             Template,
-            "the template has {} bytes, at most {MAX_SOURCE} are allowed",
+            "the template has {} bytes, expected at most {MAX_SOURCE}",
             source.len()
         );
     }
-    let mut out = String::with_capacity(source.len());
-    let (mut pos, mut elifs) = (0, 0);
-    // Ranges of the source and what to write instead.
-    let mut replacements: Vec<(Range<usize>, String)> = Vec::new();
-    while let Some(at) = find_open(source, pos) {
-        let after = at + 2;
-        let body = &source[after..];
-        match source.as_bytes()[at + 1] {
-            // What is not closed is left to the parser, which names it.
-            b'#' => match body.find("#}") {
-                Some(end) => pos = after + end + 2,
-                None => break,
-            },
-            b'{' => match close(body, "}}").map_err(|code| too_long(source, at, code))? {
-                Some(end) => {
-                    pos = after + end + 2;
-                    replacements.extend(hardened(source, after..after + end, ""));
-                }
-                None => break,
-            },
-            _ => {
-                let name_at = after + body.len() - body.trim_start_matches(['-', '+']).trim_start().len();
-                let rest = &source[name_at..];
-                let name = &rest[..rest
-                    .find(|c: char| !(c.is_alphanumeric() || c == '_'))
-                    .unwrap_or(rest.len())];
-                let name_end = name_at + name.len();
-                let line = || line_of(source, at);
-                match name {
-                    "raw" => {
-                        match end_of_raw(source, name_at) {
-                            Some(end) => pos = end,
-                            None => break,
-                        }
-                        continue;
-                    }
-                    "include" | "import" | "from" | "extends" => {
-                        bail!(
-                            Template,
-                            "line {}: '{name}' is refused, a chat template stands alone",
-                            line()
-                        );
-                    }
-                    "elif" => elifs += 1,
-                    _ => {}
-                }
-                if elifs > MAX_ELIF {
-                    bail!(Template, "line {}: more than {MAX_ELIF} 'elif' tags", line());
-                }
-                let Some(end) = close(body, "%}").map_err(|code| too_long(source, at, code))? else {
-                    break;
+    let mut scan = Scan {
+        source,
+        elifs: 0,
+        edits: Vec::new(),
+    };
+    let mut at = 0;
+    while let Some(open) = find_open(source, at) {
+        // minijinja's parser reports a tag without an end.
+        let Some(end) = scan.tag(open)? else { break };
+        at = end;
+    }
+    Ok(scan.edited())
+}
+
+struct Scan<'a> {
+    source: &'a str,
+    elifs: usize,
+    /// Ranges of the source, in order, and their new text.
+    edits: Vec<(Range<usize>, String)>,
+}
+
+impl<'a> Scan<'a> {
+    /// Handles the comment, expression or statement that starts at `open`. Returns the offset of its end; `None` if
+    /// it has none.
+    fn tag(&mut self, open: usize) -> Result<Option<usize>> {
+        let source = self.source;
+        let start = open + 2;
+        match source.as_bytes()[open + 1] {
+            b'#' => Ok(source[start..].find("#}").map(|length| start + length + 2)),
+            b'{' => {
+                let Some(code) = self.lex(open, "}}")? else {
+                    return Ok(None);
                 };
-                pos = after + end + 2;
-                if let "generation" | "endgeneration" = name {
-                    let arguments = source[name_end..after + end].trim_end_matches(['-', '+']).trim();
-                    if !arguments.is_empty() {
-                        bail!(
-                            Template,
-                            "line {}: '{name}' takes no arguments, found '{arguments}'",
-                            line()
-                        );
-                    }
-                    let name = if name == "generation" { "with" } else { "endwith" };
-                    replacements.push((name_at..name_end, name.to_string()));
-                } else {
-                    replacements.extend(hardened(source, name_end..after + end, name));
-                }
+                self.harden(&code, 0, "");
+                Ok(Some(code.end + 2))
             }
+            _ => self.statement(open),
         }
     }
-    let mut copied = 0;
-    for (range, text) in replacements {
-        out.push_str(&source[copied..range.start]);
-        out.push_str(&text);
-        copied = range.end;
+
+    fn statement(&mut self, open: usize) -> Result<Option<usize>> {
+        let source = self.source;
+        let name = {
+            let rest = source[open + 2..].trim_start_matches(['-', '+']).trim_start();
+            &rest[..rest
+                .find(|c: char| !(c.is_alphanumeric() || c == '_'))
+                .unwrap_or(rest.len())]
+        };
+        match name {
+            "raw" => return Ok(end_of_raw(source, open + 2)),
+            "include" | "import" | "from" | "extends" => bail!(
+                Template,
+                "line {}: '{name}' is not allowed: a chat template cannot load other templates",
+                line_of(source, open)
+            ),
+            "elif" => self.elifs += 1,
+            _ => {}
+        }
+        if self.elifs > MAX_ELIF {
+            let line = line_of(source, open);
+            bail!(Template, "line {line}: more than {MAX_ELIF} 'elif' tags");
+        }
+        let Some(code) = self.lex(open, "%}")? else {
+            return Ok(None);
+        };
+        match (name, &code.tokens[..]) {
+            ("generation" | "endgeneration", [only]) => {
+                let scope = if name == "generation" { "with" } else { "endwith" };
+                self.edits.push((only.start..only.end(), scope.to_string()));
+            }
+            ("generation" | "endgeneration", [_, argument, ..]) => bail!(
+                Template,
+                "line {}: '{name}' takes no arguments, found '{}'",
+                line_of(source, open),
+                argument.text
+            ),
+            _ => self.harden(&code, 1, name),
+        }
+        Ok(Some(code.end + 2))
     }
-    out.push_str(&source[copied..]);
-    Ok(out)
+
+    fn lex(&self, open: usize, close: &str) -> Result<Option<Code<'a>>> {
+        lex(self.source, open + 2, close).map_err(|_| {
+            let line = line_of(self.source, open);
+            let message = format!("line {line}: a tag has more than {MAX_TAG_CODE} bytes of code");
+            Error::new(Kind::Template, message)
+        })
+    }
+
+    /// Adds the insertions for a tag whose code begins after `name_tokens` tokens.
+    fn harden(&mut self, code: &Code, name_tokens: usize, name: &str) {
+        let tokens = code.tokens.get(name_tokens..).unwrap_or_default();
+        let insertions = harden::insertions(tokens, name).into_iter();
+        self.edits.extend(insertions.map(|(at, text)| (at..at, text)));
+    }
+
+    fn edited(self) -> String {
+        let mut out = String::with_capacity(self.source.len());
+        let mut copied = 0;
+        for (range, text) in self.edits {
+            out.push_str(&self.source[copied..range.start]);
+            out.push_str(&text);
+            copied = range.end;
+        }
+        out.push_str(&self.source[copied..]);
+        out
+    }
 }
 
-/// The code in `range` of a tag, which may start and end with white space control, with its dangerous places wrapped.
-fn hardened(source: &str, range: Range<usize>, statement: &str) -> Option<(Range<usize>, String)> {
-    let code = &source[range.clone()];
-    let start = range.start + code.len() - code.trim_start_matches(['-', '+']).len();
-    // `{{-1}}` trims and shows 1; a sign before the end is always white space control.
-    let code = source[start..range.end].trim_end_matches(['-', '+']);
-    harden::wrap(code, statement).map(|wrapped| (start..start + code.len(), wrapped))
-}
-
-fn too_long(source: &str, at: usize, code: usize) -> crate::Error {
-    let line = line_of(source, at);
-    crate::Error::new(
-        crate::Kind::Template,
-        format!("line {line}: a tag holds more than {code} bytes of code, at most {MAX_TAG_CODE} are allowed"),
-    )
-}
-
+/// The number of the line at the offset `at`.
 fn line_of(source: &str, at: usize) -> usize {
     source.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1
 }
 
-/// Where the next `{{`, `{%` or `{#` starts.
+/// The offset of the next `{{`, `{%` or `{#`.
 fn find_open(source: &str, from: usize) -> Option<usize> {
     let bytes = source.as_bytes();
     (from..bytes.len().saturating_sub(1)).find(|&i| bytes[i] == b'{' && matches!(bytes[i + 1], b'{' | b'%' | b'#'))
 }
 
-/// Where in `body` the tag ends (at `end`, outside of strings and brackets); `Err` with the bytes of code when too many.
-fn close(body: &str, end: &str) -> Result<Option<usize>, usize> {
-    let bytes = body.as_bytes();
-    let (mut i, mut depth, mut code) = (0, 0usize, 0);
-    while i < bytes.len() {
-        if depth == 0 && bytes[i..].starts_with(end.as_bytes()) {
-            return Ok(Some(i));
-        }
-        match bytes[i] {
-            quote @ (b'"' | b'\'') => {
-                i += 1;
-                while i < bytes.len() && bytes[i] != quote {
-                    i += if bytes[i] == b'\\' { 2 } else { 1 };
-                }
-            }
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if bytes.get(i).is_some_and(|b| !b.is_ascii_whitespace()) {
-            code += 1;
-            if code > MAX_TAG_CODE {
-                return Err(code - 1);
-            }
-        }
-        i += 1;
-    }
-    Ok(None)
-}
-
-/// Where the text after the `endraw` tag starts.
+/// The offset after the next `endraw` tag.
 fn end_of_raw(source: &str, from: usize) -> Option<usize> {
     let mut pos = from;
     while let Some(open) = source[pos..].find("{%").map(|i| pos + i + 2) {

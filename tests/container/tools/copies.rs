@@ -1,9 +1,10 @@
-//! Copies and comparisons: nothing is lost, damage is found, differences are named.
+//! `compact` and `diff`: copies are complete, damage is detected, differences are listed.
 
 use super::super::{on_disk, raw};
 use super::{copy, entries, go_on, interop, same};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, Tensors, hash64};
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::format::hash64;
 use cmf_gpu::tools::compact::compact;
 use cmf_gpu::tools::diff::diff;
 use cmf_gpu::tools::shard::shard;
@@ -42,15 +43,15 @@ fn a_compact_file_is_the_same_model() {
 fn damage_gets_no_new_checksum() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out.cmf");
-    let break_at = |name: &str, at: fn(&Container) -> usize| {
+    let break_at = |name: &str, at: fn(&CmfContainer) -> usize| {
         let path = copy(&dir, name);
-        let at = at(&Container::open(&path).unwrap());
+        let at = at(&CmfContainer::open(&path).unwrap());
         let mut file = std::fs::read(&path).unwrap();
         file[at] ^= 1;
         std::fs::write(&path, file).unwrap();
         path
     };
-    // The last byte of the blob's first tensor; a letter in the tokenizer.
+    // The last byte of the first tensor, and a letter of the tokenizer.
     let tensor = break_at("qwen2-q4tp.cmf", |c| 0x2000 + c.infos()[0].nbytes as usize - 1);
     let vocab = break_at("qwen2-q8_row-densemasks.cmf", |_| 280_552 + 40);
     for path in [tensor, vocab] {
@@ -66,11 +67,11 @@ fn damage_gets_no_new_checksum() {
 }
 
 #[test]
-fn differences_are_named() {
+fn differences_are_listed() {
     let (a, b) = (interop("qwen2-q4tp.cmf"), interop("qwen2-q8_row-densemasks.cmf"));
-    let found = diff(&Container::open(&a).unwrap(), &Container::open(&b).unwrap()).unwrap();
+    let found = diff(&CmfContainer::open(&a).unwrap(), &CmfContainer::open(&b).unwrap()).unwrap();
     let names = |part: &[cmf_gpu::tools::diff::Difference]| part.iter().map(|d| d.name.clone()).collect::<Vec<_>>();
-    // Null and absent are one, and so are 1000000 and 1e6; this is said in one of the files only.
+    // Null equals absent, and 1000000 equals 1e6. Only one of the files has these members.
     assert_eq!(names(&found.arch), ["attention_sink"]);
     assert_eq!(names(&found.masks), ["general", "narrow"]);
     assert_eq!(names(&found.sections), ["index"]);
@@ -81,8 +82,8 @@ fn differences_are_named() {
         .unwrap();
     assert_eq!(embed.a.as_ref().unwrap()["dtype"], "q4tp");
     assert_eq!(embed.b.as_ref().unwrap()["dtype"], "q8_row");
-    let skill = Container::open(&interop("qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
-    let found = diff(&Container::open(&a).unwrap(), &skill).unwrap();
+    let skill = CmfContainer::open(&interop("qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
+    let found = diff(&CmfContainer::open(&a).unwrap(), &skill).unwrap();
     assert_eq!(
         (found.tensors.len(), names(&found.skills)),
         (38, vec!["gfx".to_owned()])
@@ -91,19 +92,17 @@ fn differences_are_named() {
 }
 
 #[test]
-fn a_file_that_only_says_that_it_is_a_skill_is_not_rewritten() {
+fn a_skill_file_without_a_base_is_refused() {
     let (dir, path) = on_disk(&raw::sample().with(|raw| raw.features |= 1 << 6).build());
     let err = compact(&path, &dir.path().join("out.cmf"), &mut go_on).unwrap_err();
     assert_eq!(err.kind, Kind::SkillFile);
-    // Every type survives a rewrite.
+    // Every type is copied unchanged.
     let (dir, path) = on_disk(&raw::sample().build());
     let out = dir.path().join("out.cmf");
     compact(&path, &out, &mut go_on).unwrap();
-    let (a, b) = (Container::open(&path).unwrap(), Container::open(&out).unwrap());
-    for (id, info) in a.infos().iter().enumerate() {
-        assert_eq!(
-            (hash64(b.bytes(id).unwrap()), b.infos()[id].hash),
-            (info.hash, info.hash)
-        );
+    let (a, b) = (CmfContainer::open(&path).unwrap(), CmfContainer::open(&out).unwrap());
+    for (id, payload) in a.payloads().iter().enumerate() {
+        let hash = payload.hash;
+        assert_eq!((hash64(b.bytes(id).unwrap()), b.payloads()[id].hash), (hash, hash));
     }
 }

@@ -1,23 +1,25 @@
-//! Mixtures of experts, narrowed to what a task uses.
+//! Mixtures of experts, restricted to those that a task uses.
 
 use super::super::raw;
 use super::{go_on, interop, payload, sound};
 use cmf_gpu::Kind;
-use cmf_gpu::container::{Container, Mask, MaskShape, Masks, Sections, SkillView, TensorSpec, Tensors, Writer};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
+use cmf_gpu::source::{Mask, MaskShape, Masks, SkillView};
 use cmf_gpu::tools::defrag::defrag;
 use cmf_gpu::tools::diff::diff;
 use cmf_gpu::tools::moe::{self, Narrowing, RoutingStats};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Two layers with eight experts each and a router in f16, every tensor of other bytes.
+/// Two layers with eight experts each and a router in f16. All tensors differ.
 fn experts(path: &Path) {
     with_skills(path, json!([]), &[]);
 }
 
-/// The same with skills that replace tensors of these names and shapes.
+/// As [`experts`], with skills that replace tensors of these names and shapes.
 fn with_skills(path: &Path, skills: Value, replaced: &[(&str, &[u64])]) {
     let mut header = raw::header();
     header["arch"]["moe"] = json!({"num_experts": 8, "top_k": 2, "moe_intermediate_size": 2, "norm_topk_prob": true});
@@ -44,17 +46,17 @@ fn with_skills(path: &Path, skills: Value, replaced: &[(&str, &[u64])]) {
     header["arch"]["num_layers"] = json!(4);
     header["arch"]["layer_types"] = json!(vec!["FullAttention"; 4]);
     let header = header.as_object().unwrap().clone();
-    let mut writer = Writer::create(path, header, specs.clone(), Sections::default()).unwrap();
+    let mut writer = CmfWriter::create(path, header, specs.clone(), Sections::default()).unwrap();
     for (i, spec) in specs.iter().enumerate() {
         let values = 0..spec.shape.iter().product::<u64>();
-        // Small finite halves, each tensor's and each element's own.
+        // Small finite half floats that depend on tensor and element.
         let payload: Vec<u8> = values.flat_map(|v| [v as u8, i as u8 & 0x3F]).collect();
         writer.write(&payload).unwrap();
     }
     writer.finish().unwrap();
 }
 
-/// Counts that another implementation recorded, and what it kept of them for a share of 0.7.
+/// Counts recorded by another implementation, and the experts that it keeps to cover 0.7 of them.
 const STATS: &str = r#"{"layers": {"1": [1, 9, 10, 13, 5, 10, 28, 10], "3": [2, 23, 4, 17, 6, 15, 11, 8]}}"#;
 
 const KEPT: [(usize, [usize; 4]); 2] = [(1, [2, 3, 5, 6]), (3, [1, 3, 5, 6])];
@@ -67,7 +69,7 @@ fn narrowing(cover: f64) -> Narrowing {
 }
 
 #[test]
-fn experts_are_masked_by_what_was_recorded() {
+fn experts_are_masked_by_recorded_counts() {
     let dir = tempfile::tempdir().unwrap();
     let (model, out) = (dir.path().join("model.cmf"), dir.path().join("out.cmf"));
     experts(&model);
@@ -88,7 +90,7 @@ fn experts_are_masked_by_what_was_recorded() {
         (0, Some(0.5), None)
     );
     assert!(
-        diff(&Container::open(&model).unwrap(), &masked)
+        diff(&CmfContainer::open(&model).unwrap(), &masked)
             .unwrap()
             .tensors
             .is_empty()
@@ -105,7 +107,7 @@ fn experts_are_masked_by_what_was_recorded() {
     let taken = moe::mask(&out, &narrowing(0.5), "narrow", &again, &mut go_on).unwrap_err();
     assert_eq!(
         taken.to_string(),
-        "Usage: there is a mask 'narrow' already; the new one needs another name"
+        "Usage: mask 'narrow' exists already; choose another name"
     );
     assert_eq!(kind(&model, &narrowing(0.5), "none"), Kind::Usage);
     for cover in [0.0, -1.0, 1.1, f64::NAN] {
@@ -143,7 +145,7 @@ fn experts_are_masked_by_what_was_recorded() {
 }
 
 #[test]
-fn experts_that_are_not_used_are_dropped() {
+fn unused_experts_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let (model, out) = (dir.path().join("model.cmf"), dir.path().join("out.cmf"));
     experts(&model);
@@ -185,7 +187,7 @@ fn experts_that_are_not_used_are_dropped() {
     );
 }
 
-/// A skill's experts are renumbered and dropped with those that they replace, and its routers lose the same rows.
+/// Experts of a skill are dropped and renumbered like those that they replace, and its routers lose the same rows.
 #[test]
 fn skills_of_a_mixture_are_cut_with_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,7 +207,7 @@ fn skills_of_a_mixture_are_cut_with_it() {
     with_skills(&model, skills, &replaced);
     let written = moe::defrag(&model, &narrowing(0.7), &out, &mut go_on).unwrap();
     let (from, to) = (sound(&model), sound(&out));
-    // 2, 3, 5, 6 stay in layer 1: the second is 1 now.
+    // Layer 1 keeps experts 2, 3, 5 and 6; the second of them becomes 1.
     let same = |new: &str, old: &str| assert_eq!(payload(&to, new), payload(&from, old));
     same("skill.s.model.layers.1.mlp.experts.1.up_proj.weight", replaced[0].0);
     same(replaced[3].0, replaced[3].0);
@@ -218,15 +220,18 @@ fn skills_of_a_mixture_are_cut_with_it() {
     assert_eq!(payload(&to, replaced[2].0), wanted);
     let own = to.infos().iter().filter(|info| info.name.starts_with("skill."));
     assert_eq!(own.count(), 3);
-    assert_eq!(SkillView::new(&to, Some("s")).unwrap().replaced().len(), 3);
-    assert_eq!(SkillView::new(&to, Some("t")).unwrap().replaced().len(), 0);
+    assert_eq!(SkillView::new(&to, to.skills(), Some("s")).unwrap().replaced().len(), 3);
+    assert_eq!(SkillView::new(&to, to.skills(), Some("t")).unwrap().replaced().len(), 0);
     let notes = written.notes.join("\n");
-    assert!(notes.contains("skill 't': nothing that it replaces is left"), "{notes}");
-    assert!(notes.contains("quality is left out"), "{notes}");
-    // Layer 0 is in front of all that was cut.
+    assert!(
+        notes.contains("skill 't': every tensor that it replaces was dropped"),
+        "{notes}"
+    );
+    assert!(notes.contains("quality is removed"), "{notes}");
+    // Layer 0 comes before every cut layer.
     let told = &to.header_json()["skills"][0];
     assert!(told["selection"].is_object() && told["quality"].is_null());
-    // Nothing is cut: everything is as it was.
+    // Nothing is dropped, so nothing changes.
     let all = json!({"layers": {"1": [1, 1, 1, 1, 1, 1, 1, 1]}});
     let stats = RoutingStats::parse(all.to_string().as_bytes()).unwrap();
     moe::defrag(&model, &Narrowing { stats, cover: 1.0 }, &out, &mut go_on).unwrap();
@@ -235,8 +240,8 @@ fn skills_of_a_mixture_are_cut_with_it() {
 }
 
 #[test]
-fn rows_of_every_type_are_picked_as_they_are() {
-    // A router in each type: what is picked decodes to the rows that were meant.
+fn router_rows_of_every_type_are_selected() {
+    // A router in each type: the selected rows keep their values.
     let dir = tempfile::tempdir().unwrap();
     let (model, out) = (dir.path().join("model.cmf"), dir.path().join("out.cmf"));
     let keep = [0usize, 1, 3];
@@ -258,7 +263,7 @@ fn rows_of_every_type_are_picked_as_they_are() {
             shape: vec![4, 64],
         };
         let header = header.as_object().unwrap().clone();
-        let mut writer = Writer::create(&model, header, vec![spec], Sections::default()).unwrap();
+        let mut writer = CmfWriter::create(&model, header, vec![spec], Sections::default()).unwrap();
         writer.write(&payload).unwrap();
         writer.finish().unwrap();
         let counts = json!({"layers": {"1": [5.0, 5.0, 0.0, 5.0]}});
@@ -271,7 +276,7 @@ fn rows_of_every_type_are_picked_as_they_are() {
     }
 }
 
-/// Neurons are those of networks of one piece; a mask that speaks of others is refused, not forgotten.
+/// A mask on neurons of a mixture is refused instead of ignored.
 #[test]
 fn neurons_of_mixtures_are_not_dropped() {
     let dir = tempfile::tempdir().unwrap();
@@ -300,5 +305,5 @@ fn neurons_of_mixtures_are_not_dropped() {
     };
     super::rewritten(&model, &masked, |_| (), Some(&open.to_bytes().unwrap()), &[]);
     let err = defrag(&masked, "t", false, &out, &mut go_on).unwrap_err();
-    assert!(err.message.contains("no layer has an FFN of its own"), "{err}");
+    assert!(err.message.contains("no layer has a dense FFN"), "{err}");
 }

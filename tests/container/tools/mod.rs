@@ -1,4 +1,4 @@
-//! Tools that write files: what comes out is the same model, or exactly what was asked to change.
+//! Tools that write files: the result is the same model, apart from the requested change.
 
 mod copies;
 mod experts;
@@ -7,7 +7,9 @@ mod shards;
 mod skills;
 
 use super::fixture;
-use cmf_gpu::container::{Container, Sections, TensorInfo, TensorSpec, Tensors, Writer};
+use cmf_gpu::format::TensorSpec;
+use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
+use cmf_gpu::source::{TensorInfo, Tensors};
 use cmf_gpu::tools::diff::diff;
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -22,16 +24,16 @@ pub fn go_on(_: u64, _: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// An open file without a fault.
-pub fn sound(path: &Path) -> Container {
-    let container = Container::open(path).unwrap();
+/// Opens a file that must verify without failures and notes.
+pub fn sound(path: &Path) -> CmfContainer {
+    let container = CmfContainer::open(path).unwrap();
     let report = container.verify(&mut |_, _| ());
     assert!(report.ok() && report.notes.is_empty(), "{report:?}");
     container
 }
 
 fn same(a: &Path, b: &Path) {
-    let found = diff(&sound(a), &Container::open(b).unwrap()).unwrap();
+    let found = diff(&sound(a), &CmfContainer::open(b).unwrap()).unwrap();
     assert!(found.is_empty(), "{found:?}");
 }
 
@@ -46,7 +48,7 @@ fn copy(dir: &TempDir, name: &str) -> PathBuf {
     to
 }
 
-fn payload(container: &Container, name: &str) -> Vec<u8> {
+fn payload(container: &CmfContainer, name: &str) -> Vec<u8> {
     let id = container.find(name).unwrap_or_else(|| panic!("{name}"));
     container.bytes(id).unwrap().to_vec()
 }
@@ -65,9 +67,9 @@ fn weights(tensors: &dyn Tensors, name: &str) -> Vec<Vec<f32>> {
     (0..rows).map(row).collect()
 }
 
-/// The model of `from` in a new file, with another header and, if there are some, other masks and more tensors.
+/// Writes the model at `from` to `out`, with a changed header, optionally other masks, and more tensors.
 fn rewritten(from: &Path, out: &Path, change: impl FnOnce(&mut Value), masks: Option<&[u8]>, more: &[More]) {
-    let model = Container::open(from).unwrap();
+    let model = CmfContainer::open(from).unwrap();
     let mut header = Value::Object(model.header_json().clone());
     change(&mut header);
     let spec = |info: &TensorInfo| TensorSpec {
@@ -86,7 +88,7 @@ fn rewritten(from: &Path, out: &Path, change: impl FnOnce(&mut Value), masks: Op
         index: None,
     };
     let header = header.as_object().unwrap().clone();
-    let mut writer = Writer::create(out, header, specs.collect(), sections).unwrap();
+    let mut writer = CmfWriter::create(out, header, specs.collect(), sections).unwrap();
     (0..model.infos().len()).for_each(|id| writer.write(model.bytes(id).unwrap()).unwrap());
     more.iter().for_each(|more| writer.write(&more.1).unwrap());
     writer.finish().unwrap();

@@ -1,8 +1,8 @@
-//! Models without the neurons that a mask switches off.
+//! `defrag`: models without the neurons that a mask switches off.
 
 use super::{copy, entries, go_on, interop, payload, rewritten, sound, weights};
-use cmf_gpu::container::{Mask, MaskShape, Masks, SkillView, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::source::{Mask, MaskShape, Masks, SkillView, Tensors};
 use cmf_gpu::tools::defrag::defrag;
 use cmf_gpu::tools::skill::{self, New};
 use cmf_gpu::{Kind, convert};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::ops::ControlFlow;
 
 #[test]
-fn neurons_that_are_off_are_dropped() {
+fn inactive_neurons_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out.cmf");
     let model = interop("qwen2-q8_row-densemasks.cmf");
@@ -30,7 +30,7 @@ fn neurons_that_are_off_are_dropped() {
     let written = defrag(&model, "narrow", true, &out, &mut go_on).unwrap();
     assert_eq!(
         written.notes,
-        ["masks are left out, they speak of neurons that are gone: general"]
+        ["masks that refer to dropped neurons are removed: general"]
     );
     let (from, to) = (sound(&model), sound(&out));
     let mask = from.masks().unwrap().find("narrow").unwrap();
@@ -59,7 +59,7 @@ fn neurons_that_are_off_are_dropped() {
             );
         }
     }
-    // In a type of groups a width that is no multiple of 32 is written as q8_2f.
+    // A type with groups becomes q8_2f if the width is not a multiple of 32.
     let q4 = dir.path().join("q4.cmf");
     let options = convert::Options::new(Dtype::Q4tp);
     convert::convert(&model, &q4, &options, &mut |_| ControlFlow::Continue(())).unwrap();
@@ -70,7 +70,7 @@ fn neurons_that_are_off_are_dropped() {
     assert_eq!(dtype("model.layers.0.mlp.gate_proj.weight"), Dtype::Q4tp);
 }
 
-/// Converted to every type, rows are the old rows and columns close to the old ones.
+/// In every type, rows are identical to the old rows, and columns are close to the old ones.
 #[test]
 fn neurons_of_every_type_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn neurons_of_every_type_are_dropped() {
                 let wanted: Vec<Vec<f32>> = alive.iter().map(|&neuron| old[neuron].clone()).collect();
                 assert!(weights(&to, &name) == wanted, "{name} {}", dtype.name());
             }
-            // 88, 80 and 82 neurons are no whole groups of 32.
+            // 88, 80 and 82 neurons are not whole groups of 32.
             let name = format!("model.layers.{layer}.mlp.down_proj.weight");
             let wanted = if dtype.needs_group_rows() { Dtype::Q82f } else { dtype };
             assert_eq!(to.infos()[to.find(&name).unwrap()].dtype, wanted);
@@ -99,7 +99,7 @@ fn neurons_of_every_type_are_dropped() {
             for (old, new) in old.iter().zip(new) {
                 let old: Vec<f32> = alive.iter().map(|&neuron| old[neuron]).collect();
                 let most = old.iter().fold(0f32, |most, w| most.max(w.abs()));
-                // Of q4_block, whose groups lie elsewhere now: a step of a seventh of the loudest neighbour.
+                // The groups of q4_block have moved, so weights may differ by a step: a seventh of the group's largest.
                 let bound = if dtype == Dtype::Q4Block { 1.0 } else { 0.02 } * most + 1e-6;
                 assert!(
                     old.iter().zip(&new).all(|(old, new)| (old - new).abs() <= bound),
@@ -111,14 +111,14 @@ fn neurons_of_every_type_are_dropped() {
     }
 }
 
-/// What a skill replaces is cut with the model: the result is that of cutting the specialist.
+/// Skill tensors are cut with the model: the result is that of cutting the model with the skill active.
 #[test]
 fn skills_are_cut_with_their_model() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let model = copy(&dir, "qwen2-q8_row-densemasks.cmf");
     let specialist = path("specialist.cmf");
-    // Two matrices of the middle layer's network, and one that has no neurons.
+    // Two FFN matrices of the middle layer, and a matrix without neurons.
     let file = interop("qwen2-q4tp-gfx-skillfile.cmf");
     skill::apply(&model, &file, &specialist, true, &mut go_on).unwrap();
     let new = New {
@@ -126,7 +126,7 @@ fn skills_are_cut_with_their_model() {
         ..New::default()
     };
     skill::add(&model, &specialist, &new, &mut go_on).unwrap();
-    // As if more was known of it.
+    // Adds members to its record.
     let known = path("known.cmf");
     let halves = |count: usize| "ADwAPAA8".repeat(count * 2 / 6);
     let selection = |phi: usize| json!({"phi_layer": phi, "mean": halves(96), "basis": halves(96), "rank": 1});
@@ -146,7 +146,7 @@ fn skills_are_cut_with_their_model() {
     let written = defrag(&known, "narrow", true, &cut, &mut go_on).unwrap();
     defrag(&specialist, "narrow", true, &alone, &mut go_on).unwrap();
     let (cut, alone) = (sound(&cut), sound(&alone));
-    let view = SkillView::new(&cut, Some("gfx")).unwrap();
+    let view = SkillView::new(&cut, cut.skills(), Some("gfx")).unwrap();
     assert_eq!(view.infos().len(), alone.infos().len());
     assert_eq!(view.replaced().len(), 2);
     for (id, info) in view.infos().iter().enumerate() {
@@ -159,7 +159,7 @@ fn skills_are_cut_with_their_model() {
     }
     let narrowed = cut.find("skill.gfx.model.layers.1.mlp.down_proj.weight").unwrap();
     assert_eq!(cut.infos()[narrowed].shape, [96, 80]);
-    // What was found with the whole model is not said of the cut one; what nobody interprets stays.
+    // Statements about the uncut model are removed; unknown members stay.
     let told = &cut.header_json()["skills"][0];
     for key in ["quality", "selection", "input_mask_task"] {
         assert_eq!(told[key], Value::Null, "{key}");
@@ -167,21 +167,18 @@ fn skills_are_cut_with_their_model() {
     assert_eq!((told["id"].as_str(), told["note"].as_str()), (Some("gfx"), Some("")));
     let notes = written.notes.join("\n");
     assert!(
-        notes.contains("quality is left out") && notes.contains("selection is left out"),
+        notes.contains("quality is removed") && notes.contains("selection is removed"),
         "{notes}"
     );
-    assert!(
-        notes.contains("the task 'narrow' that it goes with is left out"),
-        "{notes}"
-    );
+    assert!(notes.contains("task 'narrow' is removed"), "{notes}");
     assert_eq!(written.notes.len(), 4, "{notes}");
 
-    // Hidden states of the full model are what they were in front of the first cut, whatever the default task is.
+    // Hidden states before the first cut layer do not change, whatever the default task is.
     let masks = |default: &str| {
         let shape = MaskShape::of(&sound(&model).header().arch, false);
         let mut mask = Mask::open(0, "t", shape);
         (0..40).for_each(|neuron| mask.set_ffn(1, neuron, false).unwrap());
-        // Another task, which only switches off a head of the first layer.
+        // Another task, which switches off only a head of the first layer.
         let mut other = Mask::open(1, "u", shape);
         other.set_head(0, 0, false).unwrap();
         let default_task = Some(default.to_owned());
@@ -200,7 +197,7 @@ fn skills_are_cut_with_their_model() {
         assert_eq!(skill["selection"].is_object(), stays, "{phi} {default}");
         assert!(skill["quality"].is_null());
     }
-    // A skill that does not fit its model, and one without a model.
+    // A skill that does not match its model, and a skill file.
     let broken = path("broken.cmf");
     rewritten(
         &model,
@@ -208,7 +205,7 @@ fn skills_are_cut_with_their_model() {
         |_| (),
         None,
         &[(
-            cmf_gpu::container::TensorSpec {
+            cmf_gpu::format::TensorSpec {
                 name: "skill.gfx.model.layers.0.mlp.up_proj.weight".into(),
                 dtype: Dtype::F16,
                 shape: vec![2, 3],
@@ -226,7 +223,7 @@ fn skills_are_cut_with_their_model() {
     assert!(!path("no.cmf").exists());
 }
 
-/// The blocks of a draft head have neurons of their own, which no mask speaks of.
+/// Masks do not cover the neurons of a draft head.
 #[test]
 fn a_draft_head_keeps_its_neurons() {
     let dir = tempfile::tempdir().unwrap();
@@ -258,7 +255,7 @@ fn a_draft_head_keeps_its_neurons() {
         let name = format!("{skill}model.layers.1.mlp.gate_proj.weight");
         assert_eq!(to.infos()[to.find(&name).unwrap()].shape[0], half);
     }
-    // Room for the widest of all.
+    // The header states the largest width.
     assert_eq!(to.header().arch.intermediate_size, shape.ffn);
     assert_eq!(to.header().provenance["defrag"]["post_intermediate_max"], half);
 }

@@ -1,9 +1,9 @@
-//! Models in several files: the same model, small enough, and recognised.
+//! Splitting models into several files, and converting to several files.
 
 use super::super::golden;
 use super::{copy, entries, go_on, interop, same, sound};
-use cmf_gpu::container::{Container, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::tools::compact::compact;
 use cmf_gpu::tools::shard::{convert_to_shards, shard};
 use cmf_gpu::{Kind, convert};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 #[test]
-fn shards_are_the_same_model_and_small_enough() {
+fn shards_hold_the_same_model_within_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     for (name, most, least_files) in [
         ("qwen2-q8_row-densemasks.cmf", 90_000, 4),
@@ -32,9 +32,9 @@ fn shards_are_the_same_model_and_small_enough() {
         assert_eq!(sizes.iter().sum::<u64>(), written.bytes);
         for (path, size) in paths.iter().zip(sizes) {
             same(path, &interop(name));
-            let own = Container::open(path).unwrap();
+            let own = CmfContainer::open(path).unwrap();
             let no = paths.iter().position(|other| other == path).unwrap();
-            let tensors = own.infos().iter().filter(|info| info.shard == no).count();
+            let tensors = own.payloads().iter().filter(|payload| payload.shard == no).count();
             assert!(size <= most || tensors == 1, "{}: {size} bytes", path.display());
         }
         let joined = target.path().join("joined.cmf");
@@ -43,7 +43,7 @@ fn shards_are_the_same_model_and_small_enough() {
         compact(&interop(name), &direct, &mut go_on).unwrap();
         assert_eq!(std::fs::read(joined).unwrap(), std::fs::read(direct).unwrap(), "{name}");
     }
-    // Named by the caller; the first file has what belongs to the whole.
+    // Named by the caller; the first file has the sections of the whole model.
     let (paths, _) = shard(
         &interop("qwen2-q4tp.cmf"),
         100_000,
@@ -67,7 +67,7 @@ fn shards_are_the_same_model_and_small_enough() {
     );
 }
 
-/// The files that a conversion of a golden model writes, of at most so many bytes.
+/// Converts a golden model to files of at most `most` bytes.
 fn converted(out: &Path, quant: Dtype, overrides: &[(&str, Dtype)], most: u64) -> Vec<PathBuf> {
     let options = convert::Options {
         overrides: overrides
@@ -91,9 +91,9 @@ fn converted(out: &Path, quant: Dtype, overrides: &[(&str, Dtype)], most: u64) -
 }
 
 #[test]
-fn a_conversion_to_shards_is_the_conversion() {
+fn a_conversion_to_shards_equals_a_conversion_that_is_split() {
     let dir = tempfile::tempdir().unwrap();
-    // What is known of sizes beforehand: the files are those of a split.
+    // Types of known size: the files are identical to those of a split.
     let paths = converted(dir.path(), Dtype::Q8Row, &[], 300_000);
     let split = tempfile::tempdir().unwrap();
     let base = split.path().join("parts");
@@ -106,7 +106,7 @@ fn a_conversion_to_shards_is_the_conversion() {
             a.display()
         );
     }
-    // And of types whose size the weights decide.
+    // Types whose size depends on the weights.
     for (quant, other, most) in [(Dtype::VbitRo, Dtype::Q1s, 120_000), (Dtype::F16, Dtype::Q1t, 300_000)] {
         let dir = tempfile::tempdir().unwrap();
         converted(dir.path(), quant, &[("*.self_attn.*_proj.weight", other)], most);
@@ -114,12 +114,12 @@ fn a_conversion_to_shards_is_the_conversion() {
 }
 
 #[test]
-fn a_split_that_fails_leaves_nothing() {
+fn a_failed_split_leaves_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let source = golden::dir("qwen3");
     let options = convert::Options::new(Dtype::VbitRo);
     let base = dir.path().join("parts");
-    // At every moment: with files that are done, within one, before the first.
+    // Cancelled at every moment: with complete files, within a file, before the first.
     for stop in [1, 5, 12, 20] {
         let mut converting = |convert::Event::Tensor { done, total, .. }: convert::Event| {
             assert!(total > 20);
@@ -135,13 +135,16 @@ fn a_split_that_fails_leaves_nothing() {
         );
         assert_eq!(entries(dir.path()), 0, "stopped at {stop}");
     }
-    // Something in the place of a file that comes late; nothing in the place of the directory.
+    // A directory at the path of a late file; a missing output directory.
     let model = interop("qwen3_mtp-q8-appended.cmf");
     let (paths, _) = shard(&model, 120_000, &base, &mut go_on).unwrap();
     paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
     std::fs::create_dir(paths.last().unwrap()).unwrap();
     let err = shard(&model, 120_000, &base, &mut go_on).unwrap_err();
-    assert!(err.kind == Kind::Io && err.message.contains("no regular file"), "{err}");
+    assert!(
+        err.kind == Kind::Io && err.message.contains("not a regular file"),
+        "{err}"
+    );
     assert_eq!(entries(dir.path()), 1);
     let err = shard(&model, 120_000, &dir.path().join("missing/parts"), &mut go_on).unwrap_err();
     assert_eq!(err.kind, Kind::Io, "{err}");
@@ -152,7 +155,7 @@ fn a_split_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn limits_that_no_file_keeps_are_told() {
+fn exceeded_limits_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let model = interop("qwen2-q4tp.cmf");
     let (paths, written) = shard(&model, 1, dir.path(), &mut go_on).unwrap();
@@ -173,18 +176,18 @@ fn limits_that_no_file_keeps_are_told() {
 fn a_sibling_of_another_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let model = copy(&dir, "qwen2-q4tp.cmf");
-    // The same network, trained on: one bit of one scale of the last tensor, with its checksums.
+    // The same network with one bit of a scale of the last tensor changed, and valid checksums.
     let tuned = dir.path().join("tuned.cmf");
     let from = sound(&model);
     let last = from.infos().len() - 1;
-    let specs = from.infos().iter().map(|info| cmf_gpu::container::TensorSpec {
+    let specs = from.infos().iter().map(|info| cmf_gpu::format::TensorSpec {
         name: info.name.clone(),
         dtype: info.dtype,
         shape: info.shape.clone(),
     });
     let header = from.header_json().clone();
     let sections = from.sections().unwrap();
-    let mut writer = cmf_gpu::container::Writer::create(&tuned, header, specs.collect(), sections).unwrap();
+    let mut writer = cmf_gpu::format::cmf::CmfWriter::create(&tuned, header, specs.collect(), sections).unwrap();
     for id in 0..=last {
         let mut bytes = from.bytes(id).unwrap().to_vec();
         bytes[0] ^= u8::from(id == last);
@@ -199,8 +202,8 @@ fn a_sibling_of_another_model_is_refused() {
     let ((_a, ours), (_b, theirs)) = (split(&model, "a", 60_000), split(&tuned, "b", 60_000));
     assert!(ours.len() == theirs.len() && ours.len() > 2);
     assert_eq!(sound(&ours[0]).header().arch, sound(&theirs[0]).header().arch);
-    let (last, opened) = (ours.len() - 1, |path: &PathBuf| Container::open(path).map(|_| ()));
-    // The first, one between, the last: from whichever side it is opened.
+    let (last, opened) = (ours.len() - 1, |path: &PathBuf| CmfContainer::open(path).map(|_| ()));
+    // Exchanges the first, a middle and the last shard; opens each of the files.
     for no in [0, 1, last] {
         let good = std::fs::read(&ours[no]).unwrap();
         std::fs::copy(&theirs[no], &ours[no]).unwrap();
@@ -214,12 +217,12 @@ fn a_sibling_of_another_model_is_refused() {
         std::fs::write(&ours[no], good).unwrap();
         opened(&ours[no]).unwrap();
     }
-    // The same model, divided elsewhere: two halves of it may have tensors twice, or not at all.
+    // The same model split differently: a mixed set may have duplicate or missing tensors.
     let ((_c, wide), (_d, narrow)) = (split(&model, "c", 100_000), split(&model, "d", 110_000));
     assert!(wide.len() == narrow.len() && std::fs::read(&wide[1]).unwrap() != std::fs::read(&narrow[1]).unwrap());
     std::fs::copy(&narrow[1], &wide[1]).unwrap();
     assert!(opened(&wide[0]).unwrap_err().message.contains("shard.set differs"));
-    // The same split once more is the same set.
+    // Repeating the same split makes the same set.
     let (_e, again) = split(&model, "e", 60_000);
     std::fs::copy(&again[1], &ours[1]).unwrap();
     opened(&ours[0]).unwrap();

@@ -1,9 +1,10 @@
-//! Skills as files, and in place.
+//! Skills: export, apply, add, remove.
 
 use super::super::golden;
 use super::{copy, entries, go_on, interop, sound};
-use cmf_gpu::container::{Container, Tensors};
 use cmf_gpu::dtype::Dtype;
+use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::source::Tensors;
 use cmf_gpu::tools::compact::compact;
 use cmf_gpu::tools::diff::diff;
 use cmf_gpu::tools::shard::shard;
@@ -13,13 +14,13 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 #[test]
-fn a_skill_file_makes_the_specialist_and_is_made_of_it() {
+fn exporting_and_applying_a_skill_are_inverse() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let (base, file) = (interop("qwen2-q4tp.cmf"), interop("qwen2-q4tp-gfx-skillfile.cmf"));
     skill::apply(&base, &file, &path("applied"), false, &mut go_on).unwrap();
     let applied = sound(&path("applied"));
-    let (plain, delta) = (Container::open(&base).unwrap(), Container::open(&file).unwrap());
+    let (plain, delta) = (CmfContainer::open(&base).unwrap(), CmfContainer::open(&file).unwrap());
     assert!(!applied.is_skill_file());
     assert_eq!(applied.skills()[0].id, "gfx");
     assert_eq!(applied.infos().len(), plain.infos().len());
@@ -41,7 +42,7 @@ fn a_skill_file_makes_the_specialist_and_is_made_of_it() {
     skill::apply(&base, &path("cut"), &path("again"), false, &mut go_on).unwrap();
     assert!(diff(&sound(&path("again")), &applied).unwrap().tensors.is_empty());
 
-    // Another base, what is no skill, a skill that is there, nothing to export, a skill file in a model's place.
+    // Another base, no skill file, an existing skill, nothing to export, a skill file instead of a model.
     let kind = |result: Result<cmf_gpu::tools::Written>| result.unwrap_err().kind;
     let out = path("out");
     let err = skill::apply(&path("applied"), &file, &out, false, &mut go_on).unwrap_err();
@@ -82,16 +83,16 @@ fn a_skill_file_makes_the_specialist_and_is_made_of_it() {
         kind(skill::export(&other, "tail", &base, &out, &mut go_on)),
         Kind::UnsupportedModel
     );
-    // Forced onto another base of the same shapes it is applied, and says so.
+    // With `force` it is applied to another base of the same shapes, with a note.
     let masked = interop("qwen2-q8_row-densemasks.cmf");
     let written = skill::apply(&masked, &file, &out, true, &mut go_on).unwrap();
     assert_eq!(written.notes.len(), 1);
     let forced = sound(&out);
     assert_eq!(
         forced.masks_section(),
-        Container::open(&masked).unwrap().masks_section()
+        CmfContainer::open(&masked).unwrap().masks_section()
     );
-    assert_eq!(forced.index(), Container::open(&masked).unwrap().index());
+    assert_eq!(forced.index(), CmfContainer::open(&masked).unwrap().index());
 }
 
 #[test]
@@ -120,8 +121,8 @@ fn skills_are_added_and_removed_in_place() {
     assert_eq!(after[128..before.len()], before[128..], "earlier bytes never move");
     assert_eq!(after.len() as u64, before.len() as u64 + written.bytes);
     let grown = sound(&model);
-    let view = cmf_gpu::container::SkillView::new(&grown, Some("gfx")).unwrap();
-    let wanted = Container::open(&specialist).unwrap();
+    let view = cmf_gpu::source::SkillView::new(&grown, grown.skills(), Some("gfx")).unwrap();
+    let wanted = CmfContainer::open(&specialist).unwrap();
     for (id, info) in view.infos().iter().enumerate() {
         assert_eq!(
             view.bytes(id).unwrap(),
@@ -129,13 +130,13 @@ fn skills_are_added_and_removed_in_place() {
         );
     }
     assert_eq!(grown.skills()[0].layers, [1, 2]);
-    // An exported skill of a grown model is that of the specialist.
+    // Exporting the added skill makes a skill file with the same tensors.
     let cut = dir.path().join("cut.cmf");
     skill::export(&model, "gfx", &interop("qwen2-q4tp.cmf"), &cut, &mut go_on).unwrap();
-    let skill_file = Container::open(&interop("qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
+    let skill_file = CmfContainer::open(&interop("qwen2-q4tp-gfx-skillfile.cmf")).unwrap();
     assert!(diff(&sound(&cut), &skill_file).unwrap().tensors.is_empty());
 
-    // A second one, in a type of its own.
+    // A second skill, with another type.
     let second = skill::add(&model, &specialist, &new("two", Some(Dtype::Q8Row)), &mut go_on).unwrap();
     assert_eq!(second.tensors, 2);
     let both = std::fs::read(&model).unwrap();
@@ -205,7 +206,7 @@ fn skills_are_added_and_removed_in_place() {
 }
 
 #[test]
-fn a_skill_can_come_from_other_peoples_files() {
+fn a_skill_can_come_from_other_formats() {
     let dir = tempfile::tempdir().unwrap();
     let (model, source) = (dir.path().join("model.cmf"), golden::dir("qwen2"));
     let options = convert::Options::new(Dtype::Q4tp);
@@ -222,7 +223,7 @@ fn a_skill_can_come_from_other_peoples_files() {
     assert!(err.message.contains("differs from the model in no tensor"), "{err}");
     assert_eq!(entries(dir.path()), 1, "what was made for it is gone");
 
-    // The same model with another sign of the last weight in its file.
+    // The same model with the sign of the last weight changed.
     let tuned = dir.path().join("tuned");
     std::fs::create_dir(&tuned).unwrap();
     for entry in std::fs::read_dir(&source).unwrap() {
@@ -239,7 +240,7 @@ fn a_skill_can_come_from_other_peoples_files() {
     let wanted = dir.path().join("wanted.cmf");
     converted(&tuned, &wanted);
     let (grown, wanted) = (sound(&model), sound(&wanted));
-    let view = cmf_gpu::container::SkillView::new(&grown, Some("s")).unwrap();
+    let view = cmf_gpu::source::SkillView::new(&grown, grown.skills(), Some("s")).unwrap();
     for (id, info) in view.infos().iter().enumerate() {
         let other = wanted.find(&info.name).unwrap();
         assert_eq!(info.dtype, wanted.infos()[other].dtype);
@@ -249,7 +250,7 @@ fn a_skill_can_come_from_other_peoples_files() {
 }
 
 #[test]
-fn a_shard_grows_and_its_siblings_stay() {
+fn only_the_first_shard_grows() {
     let dir = tempfile::tempdir().unwrap();
     let (paths, _) = shard(&interop("qwen2-q4tp.cmf"), 100_000, dir.path(), &mut go_on).unwrap();
     let second = std::fs::read(&paths[1]).unwrap();
@@ -269,7 +270,7 @@ fn a_shard_grows_and_its_siblings_stay() {
     skill::add(&paths[1], &specialist, &new, &mut go_on).unwrap();
     assert_eq!(std::fs::read(&paths[1]).unwrap(), second);
     assert_eq!(sound(&paths[0]).infos().len(), 40);
-    // Spread over files it can only go with a rewrite.
+    // A skill in several files can be removed only after compacting.
     let spread = tempfile::tempdir().unwrap();
     let (parts, _) = shard(&paths[0], 60_000, spread.path(), &mut go_on).unwrap();
     let err = skill::remove(&parts[0], "gfx").unwrap_err();

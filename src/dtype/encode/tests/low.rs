@@ -1,4 +1,4 @@
-//! vbit, q1, q1s and q1t: the best choices found by other means, and payloads read back by the reference decoders.
+//! vbit, q1, q1s and q1t: their choices against brute force, and payloads read back by the reference decoders.
 
 use super::super::spread;
 use super::{Random, gaussian, matrices, read, round_trip, squared_error, weighed_error, write_with};
@@ -106,7 +106,7 @@ fn overlays_hold_the_largest_and_leave_the_mean_to_the_others() {
 
 #[test]
 fn equal_scores_are_outliers_together_or_not() {
-    // 60 of 64 have the largest magnitude; a tenth may go.
+    // 60 of 64 weights have the largest magnitude, more than the tenth that may be outliers.
     let mut values = [0.5f32; 64];
     values[..4].fill(0.25);
     let settings = Settings {
@@ -158,7 +158,7 @@ fn no_ternary_scale_loses_less() {
 }
 
 #[test]
-fn what_one_and_a_half_bits_can_say_is_exact() {
+fn binary_and_ternary_weights_are_exact() {
     let mut random = Random(11);
     let (mut binary, mut ternary) = (Vec::new(), Vec::new());
     for _ in 0..96 {
@@ -224,7 +224,7 @@ fn rows_of_vbit_that_fit_are_exact() {
             let scale = f16::from_bits(1 + random.below(0x77FF) as u16).to_f32();
             let scale = if random.below(2) == 0 { scale } else { -scale };
             let (below, low) = (1u64 << width, f32::from((1u8 << (width - 1)) - 1));
-            // The furthest level is there, so that only one scale can fit.
+            // The furthest level occurs, so only one scale fits.
             values.extend((0..32).map(|i| {
                 if i == 7 {
                     (low + 1.0) * scale
@@ -245,7 +245,7 @@ fn rows_of_vbit_that_fit_are_exact() {
 }
 
 #[test]
-fn louder_rows_get_more_bits_within_the_mean() {
+fn rows_of_larger_amplitude_get_more_bits_within_the_mean() {
     let mut random = Random(13);
     for rows in [1, 2, 7, 100, 5000] {
         let amplitudes: Vec<f64> = (0..rows).map(|_| f64::from(random.normal() * 1.5).exp2()).collect();
@@ -259,7 +259,7 @@ fn louder_rows_get_more_bits_within_the_mean() {
             );
             let mut order: Vec<usize> = (0..rows).collect();
             order.sort_by(|&a, &b| amplitudes[a].total_cmp(&amplitudes[b]));
-            // The last bit may go to a row that is not loud enough for two.
+            // The last bit may go to a row with too small an amplitude for two.
             let falls = order
                 .windows(2)
                 .filter(|pair| widths[pair[0]] > widths[pair[1]])
@@ -357,7 +357,7 @@ fn the_mean_is_met_by_default() {
         let found = payload[..rows].iter().map(|&bits| f64::from(bits)).sum::<f64>() / rows as f64;
         assert!(found <= mean && found > mean * 0.99, "{found}");
         assert!(payload[0] < payload[rows - 1]);
-        // Against the same bits for every row, which 4 and 5 are not more than.
+        // Compared with the same width for every row: the mean rounded down.
         let flat = vec![mean as u8; rows];
         let flat = Settings {
             widths: Some(&flat),

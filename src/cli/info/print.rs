@@ -1,0 +1,219 @@
+//! The description of a model file as text.
+
+use crate::cli::output::{Output, size};
+use cmf_gpu::Result;
+use cmf_gpu::error::escape;
+use serde_json::Value;
+
+/// Fields of `arch` that are printed if they differ from their usual value.
+const CONSTANTS: [&str; 13] = [
+    "partial_rotary_factor",
+    "local_partial_rotary_factor",
+    "rope_local_base_freq",
+    "yarn",
+    "qk_norm_after_rope",
+    "attn_v_norm",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "sliding_window",
+    "sliding_window_pattern",
+    "embed_multiplier",
+    "final_logit_softcapping",
+    "logit_multiplier",
+];
+
+/// Those of them whose usual value is 1.
+const FACTORS: [&str; 3] = ["partial_rotary_factor", "embed_multiplier", "logit_multiplier"];
+
+/// Prints the JSON object of `info` as text.
+pub fn print(object: &Value, out: &mut Output) -> Result<()> {
+    let sections = [
+        network(object),
+        weights(object),
+        texts(object),
+        lists(object),
+        experts(object),
+        memory(object).into_iter().collect(),
+        tensors(object),
+    ];
+    sections.iter().flatten().try_for_each(|line| out.line(line))
+}
+
+/// A JSON value in one line: strings without quotes.
+fn text(value: &Value) -> String {
+    escape(match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    })
+}
+
+fn bytes(value: &Value) -> String {
+    size(value.as_u64().unwrap_or(0))
+}
+
+fn items(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// A number that may differ by layer: "4", or "2 to 6". `all` is the number for all layers, where `each` is no list.
+fn by_layer(each: &Value, all: &Value) -> String {
+    let counts = || items(each).iter().filter_map(Value::as_u64);
+    match counts().min().zip(counts().max()) {
+        Some((least, most)) if least != most => format!("{least} to {most}"),
+        Some((same, _)) => same.to_string(),
+        None => text(all),
+    }
+}
+
+fn network(object: &Value) -> Vec<String> {
+    let arch = &object["arch"];
+    let mut lines = vec![
+        format!("format       {}, {}", text(&object["format"]), bytes(&object["bytes"])),
+        format!(
+            "network      {}: {} layers, hidden {}, {} heads, {} kv heads, vocabulary {}",
+            text(&arch["arch_name"]),
+            text(&arch["num_layers"]),
+            text(&arch["hidden_size"]),
+            by_layer(&arch["attention_heads_per_layer"], &arch["num_attention_heads"]),
+            by_layer(&arch["kv_heads_per_layer"], &arch["num_kv_heads"]),
+            text(&arch["vocab_size"]),
+        ),
+    ];
+    let kinds = object["layers"].as_object().into_iter().flatten();
+    let kinds: Vec<_> = kinds.map(|(kind, count)| format!("{count} {kind}")).collect();
+    if !kinds.is_empty() {
+        lines.push(format!("layers       {}", kinds.join(", ")));
+    }
+    if let Some(loops) = arch["num_loops"].as_u64().filter(|&loops| loops > 1) {
+        let norm = match arch["loop_final_norm"] {
+            Value::Bool(true) => ", with the final norm between them",
+            _ => "",
+        };
+        lines.push(format!("loops        {loops} over the layers{norm}"));
+    }
+    let constants = CONSTANTS.iter().map(|&key| (key, &arch[key]));
+    let constants: Vec<_> = constants
+        .filter(|(key, value)| match value {
+            Value::Null | Value::Bool(false) => false,
+            value => value.as_f64() != Some(1.0) || !FACTORS.contains(key),
+        })
+        .map(|(key, value)| format!("{key} {}", text(value)))
+        .collect();
+    if !constants.is_empty() {
+        lines.push(format!("constants    {}", constants.join(", ")));
+    }
+    lines
+}
+
+fn weights(object: &Value) -> Vec<String> {
+    let mut lines = vec![
+        format!("parameters   {}", text(&object["params"])),
+        match &object["reason"] {
+            Value::Null => "runs         yes".to_owned(),
+            reason => format!("runs         no: {}", text(reason)),
+        },
+    ];
+    let by_dtype = object["bytes_by_dtype"].as_object().into_iter().flatten();
+    lines.extend(by_dtype.map(|(dtype, total)| format!("{dtype:<12} {}", bytes(total))));
+    lines
+}
+
+fn texts(object: &Value) -> Vec<String> {
+    let template = &object["template"];
+    vec![
+        match &object["tokenizer"] {
+            Value::Null => "tokenizer    none".to_owned(),
+            tokenizer => format!("tokenizer    {}", bytes(&tokenizer["bytes"])),
+        },
+        format!("template     {} {}", text(&template["source"]), text(&template["hash"])),
+        format!("eos          {}", text(&object["eos_token_ids"])),
+        match &object["stop_token_ids"] {
+            Value::Null => "stop tokens  unknown, the tokenizer is invalid".to_owned(),
+            ids if items(ids).is_empty() => "stop tokens  none".to_owned(),
+            ids => format!("stop tokens  {}", text(ids)),
+        },
+        format!("sampling     {}", text(&object["sampling"])),
+    ]
+}
+
+fn lists(object: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (key, name) in [("masks", "name"), ("skills", "id"), ("shards", ""), ("unused", "")] {
+        let names = items(&object[key]).iter();
+        let names: Vec<_> = names.map(|item| text(item.get(name).unwrap_or(item))).collect();
+        if !names.is_empty() {
+            lines.push(format!("{key:<12} {}", names.join(", ")));
+        }
+    }
+    let default = items(&object["masks"]).iter().find(|mask| mask["default"] == true);
+    if let Some(mask) = default {
+        lines.push(format!(
+            "task         {} is active by default; --task none runs the full model",
+            text(&mask["name"])
+        ));
+    }
+    let index = &object["index"];
+    if let Some(entries) = index["entries"].as_array() {
+        lines.push(format!(
+            "index        {}, {} entries",
+            bytes(&index["bytes"]),
+            entries.len()
+        ));
+    }
+    lines
+}
+
+fn experts(object: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    for key in ["mtp", "moe"] {
+        if !object[key].is_null() {
+            lines.push(format!("{key:<12} {}", text(&object[key])));
+        }
+    }
+    let layers = items(&object["experts_per_layer"]);
+    let mixtures: Vec<Value> = layers.iter().filter(|&count| *count != 0).cloned().collect();
+    if !mixtures.is_empty() {
+        let (some, all) = (mixtures.len(), layers.len());
+        let counts = by_layer(&Value::Array(mixtures), &Value::Null);
+        lines.push(format!("experts      {counts} in {some} of {all} layers"));
+    }
+    if !object["mtp"].is_null() && object["draft_head"] == false {
+        lines.push("draft head   declared, but its tensors are missing; the model runs without it".to_owned());
+    }
+    lines
+}
+
+fn memory(object: &Value) -> Option<String> {
+    let memory = &object["memory"];
+    let state = match memory["state_bytes"].as_u64() {
+        Some(0) | None => String::new(),
+        Some(bytes) => format!(" + {} state", size(bytes)),
+    };
+    (!memory.is_null()).then(|| {
+        format!(
+            "memory       {} = {} weights + {} {} cache for {} positions{state} + {} scratch",
+            bytes(&memory["total_bytes"]),
+            bytes(&memory["weight_bytes"]),
+            bytes(&memory["kv_bytes"]),
+            text(&memory["kv"]),
+            text(&memory["ctx"]),
+            bytes(&memory["scratch_bytes"]),
+        )
+    })
+}
+
+fn tensors(object: &Value) -> Vec<String> {
+    let tensors = items(&object["tensors"]).iter();
+    let line = |tensor: &Value| {
+        format!(
+            "{} {} {} offset {} bytes {} hash {}",
+            text(&tensor["name"]),
+            text(&tensor["dtype"]),
+            text(&tensor["shape"]),
+            text(&tensor["offset"]),
+            text(&tensor["nbytes"]),
+            text(&tensor["hash"]),
+        )
+    };
+    tensors.map(line).collect()
+}

@@ -1,0 +1,149 @@
+//! Writes a described source: every tensor gets a type, is encoded from the mapped file and written.
+
+use super::bits::Bits;
+use super::loss::{self, Loss};
+use super::model::{Model, Tensor};
+use super::options::{Event, Options, Report, Target};
+use super::output::Output;
+use super::plan;
+use crate::dtype::Dtype;
+use crate::dtype::encode::{Settings, encode_with};
+use crate::error::{Error, Result, bail};
+use crate::format::TensorSpec;
+use crate::format::cmf::{Sections, SplitFiles};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// Writes `model`, which was read from `src`. `progress` may end it; then no file is left.
+///
+/// Errors: those of [`convert`](super::convert).
+pub(super) fn write(
+    model: Model,
+    src: &Path,
+    target: Target,
+    options: &Options,
+    progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
+) -> Result<(Report, SplitFiles)> {
+    let Model {
+        mut header,
+        vocab,
+        masks,
+        tensors,
+        dropped,
+        mut notes,
+    } = model;
+    if let Some(first) = dropped.first().filter(|_| options.strict) {
+        bail!(
+            UnsupportedModel,
+            "{} of the source's tensors would be left out, and strict conversion forbids that; the first is {first}",
+            dropped.len()
+        );
+    }
+    let tensors = plan::order(tensors);
+    let (dtypes, chosen) = plan::dtypes(&tensors, options)?;
+    notes.extend(chosen);
+    check_vbit_options(&tensors, &dtypes, options)?;
+    describe(&mut header, src, options.quant);
+    let spec = |(tensor, &dtype): (&Tensor, &Dtype)| TensorSpec {
+        name: tensor.name.clone(),
+        dtype,
+        shape: tensor.data.shape.clone(),
+    };
+    let specs = tensors.iter().zip(&dtypes).map(spec).collect();
+    let sections = Sections {
+        vocab: vocab.as_deref(),
+        masks: masks.as_ref().map(|masks| masks.bytes),
+        index: None,
+    };
+    let by_pass = masks.as_ref().is_some_and(|masks| masks.by_pass);
+    let mut output = Output::create(target, header, specs, sections, by_pass)?;
+    let mut groups = Vec::new();
+    let mut bits = Bits::default();
+    for (index, (tensor, &dtype)) in tensors.iter().zip(&dtypes).enumerate() {
+        let name = tensor.name.as_str();
+        let named = |err: Error| err.context(format!("tensor '{name}'"));
+        tensor.data.intact().map_err(named)?;
+        let again = dtype.has_row_widths() && (options.mean_bits.is_some() || options.router_stats.is_some());
+        let (payload, loss) = match tensor.data.stored_as(dtype).filter(|_| !again) {
+            Some(payload) => (Cow::Borrowed(payload), Loss::default()),
+            None => {
+                let widths = bits.of(index, &tensors, &dtypes, options)?;
+                encode(tensor, dtype, widths.as_deref()).map_err(named)?
+            }
+        };
+        output.write(&payload)?;
+        loss::add(&mut groups, tensor, dtype, payload.len(), loss);
+        tensor.data.release();
+        let event = Event::Tensor {
+            done: index + 1,
+            total: tensors.len(),
+            name,
+        };
+        if progress(event).is_break() {
+            bail!(Interrupted, "the conversion was cancelled");
+        }
+    }
+    let parts = output.finish()?;
+    let report = Report {
+        tensors: tensors.len(),
+        bytes: parts.bytes,
+        dropped,
+        notes,
+        groups,
+    };
+    Ok((report, parts))
+}
+
+/// The payload of a tensor, and how it differs from the source. Errors: those of reading and encoding.
+fn encode<'a>(tensor: &Tensor<'a>, dtype: Dtype, widths: Option<&[u8]>) -> Result<(Cow<'a, [u8]>, Loss)> {
+    let settings = Settings {
+        widths,
+        ..Settings::default()
+    };
+    let (rows, cols) = tensor.data.rows_cols();
+    let reader = tensor.data.reader()?;
+    let payload = encode_with(dtype, rows, cols, &settings, &*reader)?;
+    let loss = Loss::of(dtype, &payload, (rows, cols), &reader)?;
+    Ok((Cow::Owned(payload), loss))
+}
+
+/// Refuses options about the bits of vbit that no tensor can follow. Errors: `Usage`.
+fn check_vbit_options(tensors: &[Tensor], dtypes: &[Dtype], options: &Options) -> Result<()> {
+    if !dtypes.iter().any(|dtype| dtype.has_row_widths()) {
+        if let Some(mean) = options.mean_bits {
+            bail!(Usage, "a mean of {mean} bits is asked for, and no tensor is to be vbit");
+        }
+        if options.router_stats.is_some() {
+            bail!(
+                Usage,
+                "router statistics affect the bits of vbit only, and no tensor is to be vbit"
+            );
+        }
+    }
+    match &options.router_stats {
+        Some(stats) => stats.check(tensors.iter().map(|tensor| tensor.name.as_str())),
+        None => Ok(()),
+    }
+}
+
+/// Adds the type and the source to the header.
+fn describe(header: &mut Map<String, Value>, src: &Path, quant: Dtype) {
+    header.insert("quant_type".into(), quant.name().to_uppercase().into());
+    let mut provenance = match header.remove("provenance") {
+        Some(Value::Object(provenance)) => provenance,
+        None | Some(Value::Null) => Map::new(),
+        Some(other) => Map::from_iter([("source_provenance".to_owned(), other)]),
+    };
+    let tool = concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " convert");
+    let name = src.file_name().map(|name| name.to_string_lossy().into_owned());
+    let quant = match quant.quant_name() {
+        "" => quant.name(),
+        name => name,
+    };
+    provenance.insert("tool".into(), tool.into());
+    provenance.insert("source_model".into(), name.into());
+    provenance.insert("weight_quant".into(), quant.into());
+    header.insert("provenance".into(), provenance.into());
+}

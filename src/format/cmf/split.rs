@@ -1,0 +1,320 @@
+//! Writing a model to several files of bounded size (section 10 of the format), payload by payload.
+//!
+//! The number of files, which every header contains, is known only at the end. Until then the files are temporary and have
+//! space before the blob for envelope, header and directory.
+
+use super::blob::{Blob, aligned};
+use super::directory::{self, Entry, HEAD, RECORD};
+use super::envelope::{self, BLOB_ALIGN, Span};
+use super::head::{Head, unwritten};
+use super::header::Shard;
+use super::sections::{OwnedSections, Sections};
+use super::shards::{MAX_COUNT, shard_path};
+use crate::dtype::Size;
+use crate::error::{Error, Result, bail};
+use crate::format::hash::hash64;
+use crate::format::output::{not_the_output, publish, target};
+use crate::format::tensor::TensorSpec;
+use serde_json::{Map, Value, json};
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+use tempfile::TempPath;
+
+/// Directory, names and sizes of a split model's files.
+#[derive(Clone, Debug)]
+pub struct SplitOptions {
+    /// The directory of the files.
+    pub dir: PathBuf,
+    /// The base of their names.
+    pub base: String,
+    /// The most bytes per file. A file with a single tensor may have more.
+    pub max_bytes: u64,
+    /// Files that are being read and must not be replaced.
+    pub inputs: Vec<PathBuf>,
+}
+
+/// The files that were written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitFiles {
+    /// Their paths, shard 1 first.
+    pub paths: Vec<PathBuf>,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// How many files exceed the limit.
+    pub larger: usize,
+}
+
+/// Writes the tensors of a model, in order, to as many files as needed. Masks, tokenizer, index and skills go to the first
+/// file. If dropped before [`SplitWriter::finish`], it leaves no files.
+pub struct SplitWriter {
+    split: SplitOptions,
+    /// The headers of shard 1 and of the other shards.
+    headers: [Map<String, Value>; 2],
+    sections: OwnedSections,
+    per_loop: bool,
+    entries: Vec<Entry>,
+    /// The minimum bytes of each payload.
+    least: Vec<u64>,
+    /// The maximum bytes of the two headers.
+    header_bytes: [u64; 2],
+    /// The number of `entries` written.
+    written: usize,
+    /// The expected number of files.
+    planned: u32,
+    closed: Vec<Closed>,
+    open: Option<Open>,
+}
+
+/// The file being written.
+struct Open {
+    blob: Blob,
+    /// The index of its first tensor.
+    first: usize,
+    /// The most tensors that the space for its directory allows.
+    most: usize,
+}
+
+/// A file with all its tensors written.
+struct Closed {
+    file: TempPath,
+    tensors: std::ops::Range<usize>,
+    data: Span,
+}
+
+impl SplitWriter {
+    /// Starts to write the model that `header`, `tensors` and `sections` describe as for [`super::CmfWriter::create`]; each
+    /// tensor has the known size of its payload. `per_loop`: masks have a row for every loop of every layer.
+    ///
+    /// Errors: as `CmfWriter::create`; `Usage` for a limit of 0, for more files than names can number, and for a file that
+    /// would replace an input, as soon as that is known.
+    pub fn create(
+        split: SplitOptions,
+        header: Map<String, Value>,
+        tensors: Vec<(TensorSpec, Size)>,
+        sections: Sections,
+        per_loop: bool,
+    ) -> Result<SplitWriter> {
+        if split.max_bytes == 0 {
+            bail!(Usage, "the size limit is 0 bytes, wanted at least 1");
+        }
+        let (specs, sizes): (Vec<TensorSpec>, Vec<Size>) = tensors.into_iter().unzip();
+        let is_exact = sizes.iter().all(|size| matches!(size, Size::Exact(_)));
+        let mut bare = header.clone();
+        bare.retain(|key, _| !["skills", "tokenizer_config"].contains(&key.as_str()));
+        let mut writer = SplitWriter {
+            split,
+            headers: [header, bare],
+            sections: OwnedSections::of(sections),
+            per_loop,
+            entries: unwritten(specs)?,
+            least: sizes
+                .into_iter()
+                .map(|(Size::Exact(bytes) | Size::AtLeast(bytes))| bytes)
+                .collect(),
+            header_bytes: [0; 2],
+            written: 0,
+            planned: 1,
+            closed: Vec::new(),
+            open: None,
+        };
+        // The longest possible headers.
+        let last = Shard {
+            no: MAX_COUNT,
+            count: MAX_COUNT,
+        };
+        for main in [true, false] {
+            let head = writer.head(main, last, u64::MAX, &writer.entries)?;
+            writer.header_bytes[usize::from(!main)] = head.header.len() as u64;
+        }
+        let (mut files, mut next) = (0u64, 0);
+        while next < writer.entries.len() {
+            next += writer.fit(next, files == 0).0;
+            files += 1;
+        }
+        writer.planned = writer.count(files.max(1))?;
+        if is_exact {
+            writer.check_inputs(writer.planned)?;
+        }
+        Ok(writer)
+    }
+
+    /// Checks the number of files. Errors: `Usage`.
+    fn count(&self, files: u64) -> Result<u32> {
+        match u32::try_from(files) {
+            Ok(count) if count <= MAX_COUNT => Ok(count),
+            _ => bail!(
+                Usage,
+                "a limit of {} bytes makes {files} files, a model has at most {MAX_COUNT}",
+                self.split.max_bytes
+            ),
+        }
+    }
+
+    fn path(&self, no: usize, count: u32) -> PathBuf {
+        let no = u32::try_from(no).unwrap_or(u32::MAX);
+        shard_path(&self.split.dir, &self.split.base, Shard { no, count })
+    }
+
+    /// Errors: `Usage` if one of `count` files would replace an input.
+    fn check_inputs(&self, count: u32) -> Result<()> {
+        for no in 1..=count as usize {
+            let path = self.path(no, count);
+            let inputs = self.split.inputs.iter();
+            inputs.into_iter().try_for_each(|input| not_the_output(input, &path))?;
+        }
+        Ok(())
+    }
+
+    fn sections(&self, main: bool) -> Sections<'_> {
+        match main {
+            true => self.sections.borrowed(),
+            false => Sections::default(),
+        }
+    }
+
+    /// The head of a file.
+    fn head(&self, main: bool, shard: Shard, set: u64, entries: &[Entry]) -> Result<Head> {
+        let mut header = self.headers[usize::from(!main)].clone();
+        let Shard { no, count } = shard;
+        header.insert(
+            "shard".into(),
+            json!({"no": no, "count": count, "set": format!("{set:016x}")}),
+        );
+        let sections = self.sections(main);
+        let mut head = Head::new(header, entries, sections)?;
+        if main && self.per_loop && sections.masks.is_some() {
+            head.set_loop_masks(sections)?;
+        }
+        Ok(head)
+    }
+
+    /// The number of tensors from `first` on that one file can hold, at least one, and where its blob starts.
+    fn fit(&self, first: usize, main: bool) -> (usize, u64) {
+        let mut head = envelope::LEN + self.header_bytes[usize::from(!main)] + HEAD;
+        let blob_at = |head: u64| head.checked_next_multiple_of(BLOB_ALIGN).unwrap_or(u64::MAX);
+        let (mut blob, mut count) = (0u64, 0);
+        let extra = self.sections(main).len();
+        for (entry, &least) in self.entries.iter().zip(&self.least).skip(first) {
+            let record = RECORD + entry.info.name.len() as u64;
+            let grown = blob.saturating_add(aligned(least));
+            let size = blob_at(head + record).saturating_add(grown).saturating_add(extra);
+            if count > 0 && size > self.split.max_bytes {
+                break;
+            }
+            head += record;
+            blob = grown;
+            count += 1;
+        }
+        (count, blob_at(head))
+    }
+
+    /// Writes the payload of the next tensor; `stored` is its checksum, if known.
+    ///
+    /// Errors: as [`super::CmfWriter::write`] and [`super::CmfWriter::copy`]; `Usage` for more files than names can number.
+    pub fn write(&mut self, payload: &[u8], stored: Option<u64>) -> Result<()> {
+        if self.written >= self.entries.len() {
+            bail!(Usage, "all {} tensors are already written", self.entries.len());
+        }
+        let extra = self.sections(self.closed.is_empty()).len();
+        let is_full = self.open.as_ref().is_some_and(|open| {
+            let bytes = open
+                .blob
+                .data
+                .off
+                .saturating_add(open.blob.len_with(payload.len() as u64));
+            let tensors = self.written - open.first;
+            tensors >= open.most || (tensors > 0 && bytes.saturating_add(extra) > self.split.max_bytes)
+        });
+        if is_full {
+            self.close()?;
+        }
+        let mut open = match self.open.take() {
+            Some(open) => open,
+            None => self.begin()?,
+        };
+        let put = match self.entries.get_mut(self.written) {
+            Some(entry) => open.blob.put(entry, payload, stored),
+            None => Ok(()),
+        };
+        self.open = Some(open);
+        self.written += 1;
+        put
+    }
+
+    fn begin(&self) -> Result<Open> {
+        let no = self.closed.len() + 1;
+        let count = self.count((no as u64).max(u64::from(self.planned)))?;
+        let (most, data_off) = self.fit(self.written, no == 1);
+        Ok(Open {
+            blob: Blob::create(&target(&self.path(no, count))?, data_off)?,
+            first: self.written,
+            most,
+        })
+    }
+
+    fn close(&mut self) -> Result<()> {
+        if let Some(open) = self.open.take() {
+            let data = open.blob.data;
+            let (_, file) = open.blob.into_file()?;
+            self.closed.push(Closed {
+                // Closed, because there may be more files than a process may have open.
+                file: file.into_temp_path(),
+                tensors: open.first..self.written,
+                data,
+            });
+        }
+        Ok(())
+    }
+
+    /// Completes the files and renames them to their paths, shard 1 last, so that an incomplete set never opens. After an
+    /// error no files are left.
+    ///
+    /// Errors: `Usage` if tensors are missing or a file would replace an input; `Parse` or `Bounds` for sections that opening
+    /// would refuse; `Io`.
+    pub fn finish(mut self) -> Result<SplitFiles> {
+        if let Some(missing) = self.entries.get(self.written) {
+            bail!(
+                Usage,
+                "{} of {} tensors are written, '{}' is next",
+                self.written,
+                self.entries.len(),
+                missing.info.name
+            );
+        }
+        if self.open.is_none() && self.closed.is_empty() {
+            self.open = Some(self.begin()?);
+        }
+        self.close()?;
+        let count = self.count(self.closed.len() as u64)?;
+        self.check_inputs(count)?;
+        let tensors = |closed: &Closed| self.entries.get(closed.tensors.clone()).unwrap_or_default();
+        // Identifies the set: shards of another split or another model have another value.
+        let directories = self
+            .closed
+            .iter()
+            .map(|closed| hash64(&directory::to_bytes(tensors(closed))));
+        let set = hash64(&directories.flat_map(u64::to_le_bytes).collect::<Vec<u8>>());
+        let (mut paths, mut bytes, mut larger) = (Vec::new(), 0, 0);
+        for (no, closed) in (1..).zip(&self.closed) {
+            let path = target(&self.path(no as usize, count))?;
+            let main = no == 1;
+            let head = self.head(main, Shard { no, count }, set, tensors(closed))?;
+            let file = OpenOptions::new().write(true).open(&closed.file);
+            let file = file.map_err(|err| Error::io(&path, &err))?;
+            let len = head.seal(&path, &file, tensors(closed), closed.data, self.sections(main))?;
+            bytes += len;
+            larger += usize::from(len > self.split.max_bytes);
+            paths.push(path);
+        }
+        let mut named: Vec<&PathBuf> = Vec::new();
+        for (closed, path) in self.closed.into_iter().zip(&paths).rev() {
+            if let Err(err) = publish(closed.file, path) {
+                // A failure to remove the files is not the error to report.
+                named.into_iter().for_each(|path| drop(std::fs::remove_file(path)));
+                return Err(err);
+            }
+            named.push(path);
+        }
+        Ok(SplitFiles { paths, bytes, larger })
+    }
+}

@@ -1,0 +1,30 @@
+//! File formats of models: parsing, validation and writing. Bytes are checked before anything is used.
+//!
+//! `cmf` is the format this program writes; GGUF and safetensors are read by importers. Shared pieces: the description of a
+//! network, tensor descriptions, strict JSON, checksums, text encodings, mapped files and output files.
+
+mod arch;
+#[cfg_attr(not(feature = "tools"), allow(dead_code, reason = "parts that only tools use"))]
+mod bytes;
+pub mod cmf;
+#[cfg_attr(not(feature = "tools"), allow(dead_code, reason = "parts that only tools use"))]
+mod file;
+pub mod gguf;
+mod hash;
+pub mod json;
+#[cfg(feature = "tools")]
+mod output;
+pub mod safetensors;
+mod tensor;
+
+pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, Yarn};
+#[cfg(feature = "tools")]
+pub(crate) use bytes::{base64, from_hex, hex};
+#[cfg(feature = "tools")]
+pub(crate) use file::{MappedFile, read_start};
+#[cfg(feature = "tools")]
+pub(crate) use hash::check_hash;
+pub use hash::hash64;
+#[cfg(feature = "tools")]
+pub use output::{not_the_output, target, temporary_beside};
+pub use tensor::{TensorId, TensorInfo, TensorSpec};

@@ -1,0 +1,158 @@
+//! Runs the programs of a graph on a device. A run is one compute pass and one submission. With paged banks it can be
+//! several of both.
+
+use super::exec::{GpuExecutor, READBACK_BUFFERS, READBACK_BYTES};
+use super::memory::{READBACK, create, read, read_words};
+use super::pager::Pager;
+use crate::error::{Result, bail};
+use crate::graph::{BatchShape, BufferId, Counters, Executor, Graph, Pause, READBACK_WORDS, Selection, Ticket};
+use crate::source::{TensorId, Tensors};
+use std::ops::Range;
+use std::sync::Arc;
+
+impl Executor for GpuExecutor {
+    fn run(&mut self, program: usize, steps: Range<usize>, shape: BatchShape) -> Result<()> {
+        let encoder = self.advance(program, steps, shape)?;
+        self.device.queue.submit([encoder.finish()]);
+        self.device.check()
+    }
+
+    fn submit(&mut self, program: usize, steps: Range<usize>, shape: BatchShape) -> Result<Ticket> {
+        let mut encoder = self.advance(program, steps.clone(), shape)?;
+        let ticket = self.tickets;
+        let from = self.memory.buffer(self.graph.readback)?;
+        let to = &self.readbacks[(ticket % READBACK_BUFFERS) as usize];
+        encoder.copy_buffer_to_buffer(from, 0, to, 0, READBACK_BYTES);
+        let submission = self.device.queue.submit([encoder.finish()]);
+        self.in_flight.push_back((ticket, submission));
+        self.tickets += 1;
+        self.counters.readback_bytes += READBACK_BYTES;
+        let program = self.selected.program(program)?;
+        program.count_bytes(&steps, shape, &mut self.counters);
+        self.device.check()?;
+        Ok(Ticket(ticket))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<[u32; READBACK_WORDS]> {
+        match self.in_flight.pop_front() {
+            Some((id, submission)) if id == ticket.0 => {
+                let from = &self.readbacks[(id % READBACK_BUFFERS) as usize];
+                read(&self.device, from, submission, bytemuck::pod_read_unaligned)
+            }
+            _ => bail!(Internal, "runs are waited for in the order they were submitted"),
+        }
+    }
+
+    fn select(&mut self, selection: Arc<Selection>) -> Result<()> {
+        self.apply(&selection)
+    }
+
+    fn replace(
+        &mut self,
+        graph: Arc<Graph>,
+        selection: Arc<Selection>,
+        tensors: Arc<dyn Tensors>,
+        changed: &[TensorId],
+    ) -> Result<()> {
+        self.replace_graph(graph, &selection, tensors, changed)
+    }
+
+    fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
+        self.send(buffer, words)
+    }
+
+    fn read(&mut self, buffer: BufferId, first: usize, count: usize) -> Result<Vec<u32>> {
+        let bytes = count as u64 * 4;
+        let scope = self.device.scope();
+        let to = create(&self.device, "read", bytes, READBACK);
+        let mut encoder = self.device.device.create_command_encoder(&Default::default());
+        encoder.copy_buffer_to_buffer(self.memory.buffer(buffer)?, first as u64 * 4, &to, 0, bytes);
+        let submission = self.device.queue.submit([encoder.finish()]);
+        scope.finish()?;
+        self.counters.buffers_created += 1;
+        read_words(&self.device, &to, submission)
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+impl GpuExecutor {
+    /// Encodes steps. With paged banks, the steps before the last pause are submitted here, and the experts that they
+    /// chose are made present.
+    fn advance(&mut self, program: usize, steps: Range<usize>, shape: BatchShape) -> Result<wgpu::CommandEncoder> {
+        let Some(mut pager) = self.pager.take() else {
+            return self.encode(program, steps, shape);
+        };
+        let result = self.advance_paged(&mut pager, program, steps, shape);
+        self.pager = Some(pager);
+        result
+    }
+
+    fn advance_paged(
+        &mut self,
+        pager: &mut Pager,
+        program: usize,
+        steps: Range<usize>,
+        shape: BatchShape,
+    ) -> Result<wgpu::CommandEncoder> {
+        let mut at = steps.start;
+        let selected = self.selected.program(program)?;
+        let runs = |pause: &&Pause| {
+            let resolved = selected.within(&pause.steps);
+            steps.contains(&pause.steps.start) && resolved.is_ok_and(|resolved| !resolved.is_empty())
+        };
+        let pauses: Vec<Pause> = pager.pauses(program).iter().filter(runs).cloned().collect();
+        for pause in pauses {
+            let encoder = self.encode(program, at..pause.steps.start, shape)?;
+            at = pause.steps.start;
+            let wanted = pager.wanted(&self.device, &self.memory, &pause, encoder)?;
+            self.counters.readback_bytes += pager.count_bytes(&pause);
+            let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
+            if pause.once && rounds > 1 {
+                bail!(Internal, "a token takes more experts at once than a bank has slots");
+            }
+            for round in 0..rounds {
+                for (waiting, groups) in pause.banks.iter().zip(&wanted) {
+                    if let Some(members) = groups.get(round) {
+                        pager.make_present(&self.device, &self.memory, waiting.bank, members, &mut self.counters)?;
+                    }
+                }
+                // The steps for the last group are encoded after the loop.
+                if round + 1 < rounds {
+                    let encoder = self.encode(program, pause.steps.clone(), shape)?;
+                    self.device.queue.submit([encoder.finish()]);
+                }
+            }
+        }
+        self.encode(program, at..steps.end, shape)
+    }
+
+    /// One compute pass with the dispatches of those steps that run.
+    fn encode(&mut self, program: usize, steps: Range<usize>, shape: BatchShape) -> Result<wgpu::CommandEncoder> {
+        if self.inconsistent {
+            bail!(
+                DeviceError,
+                "replacing weights failed half way; nothing can run before they are replaced again"
+            );
+        }
+        let resolved = self.selected.program(program)?.within(&steps)?;
+        let mut encoder = self.device.device.create_command_encoder(&Default::default());
+        {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            for resolved in resolved {
+                let step = &self.programs[program][resolved.step];
+                let grid = resolved.grid;
+                let [x, y, z] = grid.workgroups(shape, step.width, step.threads, step.teams);
+                pass.set_pipeline(step.pipeline(resolved));
+                pass.set_bind_group(0, &step.bind_group, &[]);
+                pass.dispatch_workgroups(x, y, z);
+            }
+        }
+        self.counters.passes += 1;
+        self.counters.submits += 1;
+        self.counters.dispatches += resolved.len() as u64;
+        Ok(encoder)
+    }
+}

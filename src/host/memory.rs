@@ -1,0 +1,116 @@
+//! A graph's buffers, vectors and weights in host memory.
+
+use crate::dtype::RowDecoder;
+use crate::error::{Error, Kind, Result, bail};
+use crate::graph::{Buffer, Fill, Graph};
+use crate::op::host::{Memory, Rows};
+use crate::op::{BufferId, MatrixId, VectorId};
+use crate::source::Tensors;
+use std::sync::Arc;
+
+/// Buffers and vectors in host memory. Weights stay in their tensors, and steps decode them row by row.
+pub struct HostMemory {
+    graph: Arc<Graph>,
+    tensors: Arc<dyn Tensors>,
+    buffers: Vec<Vec<u32>>,
+    vectors: Vec<Vec<f32>>,
+}
+
+impl HostMemory {
+    /// Creates and fills the buffers and vectors. Errors: faults in the tensors of vectors and tables.
+    pub fn new(graph: Arc<Graph>, tensors: Arc<dyn Tensors>) -> Result<HostMemory> {
+        let buffers = graph.buffers.iter().map(|buffer| first_contents(buffer, &*tensors));
+        let vectors = graph.vectors.iter().map(|vector| vector.values(&*tensors));
+        Ok(HostMemory {
+            buffers: buffers.collect::<Result<_>>()?,
+            vectors: vectors.collect::<Result<_>>()?,
+            graph,
+            tensors,
+        })
+    }
+}
+
+fn first_contents(buffer: &Buffer, tensors: &dyn Tensors) -> Result<Vec<u32>> {
+    let mut words = buffer.fill.words(tensors)?;
+    if let Fill::Rope { positions, .. } = buffer.fill {
+        let rows = (0..positions).flat_map(|position| buffer.fill.rope_row(position));
+        words.extend(rows.map(f32::to_bits));
+    }
+    words.resize(buffer.bytes as usize / 4, 0);
+    Ok(words)
+}
+
+impl Memory for HostMemory {
+    fn buffer(&self, buffer: BufferId) -> Option<&[u32]> {
+        self.buffers.get(buffer).map(Vec::as_slice)
+    }
+
+    fn buffer_mut(&mut self, buffer: BufferId) -> Option<&mut [u32]> {
+        self.buffers.get_mut(buffer).map(Vec::as_mut_slice)
+    }
+
+    fn vector(&self, vector: VectorId) -> Option<&[f32]> {
+        self.vectors.get(vector).map(Vec::as_slice)
+    }
+
+    fn weight(&self, matrix: MatrixId, segment: usize) -> Result<Rows<'_>> {
+        let missing = || {
+            Error::new(
+                Kind::Internal,
+                format!("the graph has no segment {segment} of matrix {matrix}"),
+            )
+        };
+        let matrix = self.graph.matrices.get(matrix).ok_or_else(missing)?;
+        let segment = matrix.segments.get(segment).ok_or_else(missing)?;
+        let mut rows = 0;
+        let mut runs = Vec::new();
+        for run in &segment.runs {
+            let tensor = matrix.parts.get(run.part).copied();
+            let Some((id, info)) = tensor.and_then(|id| Some((id, self.tensors.infos().get(id)?))) else {
+                bail!(Internal, "{}: a tensor of the matrix does not exist", matrix.label);
+            };
+            let (tensor_rows, cols) = info.rows_cols();
+            if cols != matrix.cols || run.rows.end > tensor_rows {
+                bail!(
+                    Internal,
+                    "{}: expected rows {:?} of {} columns, tensor '{}' is {tensor_rows} x {cols}",
+                    matrix.label,
+                    run.rows,
+                    matrix.cols,
+                    info.name
+                );
+            }
+            runs.push(RunRows {
+                stored: rows,
+                first: run.rows.start,
+                decoder: info.dtype.decoder(self.tensors.bytes(id)?, tensor_rows, cols)?,
+            });
+            rows += run.rows.len();
+        }
+        Ok(Rows {
+            rows,
+            cols: matrix.cols,
+            decoder: Box::new(SegmentRows(runs)),
+        })
+    }
+}
+
+/// The rows of a segment, in the order in which they are stored. The first run begins at stored row 0.
+struct SegmentRows<'a>(Vec<RunRows<'a>>);
+
+/// Rows of one tensor.
+struct RunRows<'a> {
+    /// The first stored row.
+    stored: usize,
+    /// The index of the same row in the tensor.
+    first: usize,
+    decoder: Box<dyn RowDecoder + 'a>,
+}
+
+impl RowDecoder for SegmentRows<'_> {
+    fn row(&self, row: usize, out: &mut [f32]) {
+        let after = self.0.partition_point(|run| run.stored <= row);
+        let run = &self.0[after - 1];
+        run.decoder.row(run.first + row - run.stored, out);
+    }
+}

@@ -1,0 +1,133 @@
+//! Builds the lists of buffers, matrices and vectors of a graph.
+
+use super::options::LowerOptions;
+use crate::dtype::planes::Planes;
+use crate::error::{Result, bail};
+use crate::graph::{self, Buffer, Fill, Matrix, Measured, Paged, Piece, Routed, Stacking, Vector};
+use crate::model::{FeedForward, Ffn, GateUp, Layer, Linear};
+use crate::op::{Bind, BufferId, MatrixId, VectorId};
+use crate::source::{TensorId, Tensors};
+
+pub(super) struct Builder<'a> {
+    pub tensors: &'a dyn Tensors,
+    pub options: &'a LowerOptions,
+    pub measured: &'a Measured,
+    pub buffers: Vec<Buffer>,
+    pub matrices: Vec<Matrix>,
+    pub vectors: Vec<Vector>,
+    pub routed: Vec<Routed>,
+    pub paged: Vec<Paged>,
+}
+
+impl<'a> Builder<'a> {
+    pub fn new(tensors: &'a dyn Tensors, options: &'a LowerOptions, measured: &'a Measured) -> Builder<'a> {
+        Builder {
+            tensors,
+            options,
+            measured,
+            buffers: Vec::new(),
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+            routed: Vec::new(),
+            paged: Vec::new(),
+        }
+    }
+
+    /// Tokens that the decoding kernels compute side by side: those of a speculative step, rounded up to a width that
+    /// exists.
+    pub fn width(&self) -> usize {
+        (self.options.drafts + 1).next_power_of_two() as usize
+    }
+
+    /// States that a recurrent layer keeps.
+    pub fn kept_states(&self) -> u32 {
+        self.options.drafts.saturating_add(1)
+    }
+
+    pub fn buffer(&mut self, label: impl Into<String>, bytes: u64, fill: Fill) -> Result<BufferId> {
+        let label = label.into();
+        // A buffer that a network does not use is bound as well, so it cannot be empty.
+        let bytes = bytes.max(1).next_multiple_of(128);
+        if bytes > self.options.max_binding {
+            let limit = self.options.max_binding;
+            bail!(
+                OutOfMemory,
+                "buffer {label} needs {bytes} bytes, a binding has at most {limit}; a shorter context would help"
+            );
+        }
+        self.buffers.push(Buffer { label, bytes, fill });
+        Ok(self.buffers.len() - 1)
+    }
+
+    pub fn words(&mut self, label: impl Into<String>, count: usize) -> Result<BufferId> {
+        self.buffer(label, count as u64 * 4, Fill::Zero)
+    }
+
+    /// Activations of some tokens, each row padded to whole groups of 32.
+    pub fn rows(&mut self, label: impl Into<String>, elements: usize, tokens: usize) -> Result<BufferId> {
+        self.words(label, elements.next_multiple_of(32) * tokens)
+    }
+
+    /// Adds a vector, or returns an equal one that exists.
+    pub fn vector(&mut self, label: String, pieces: Vec<Piece>, add: f32) -> VectorId {
+        let mut known = self.vectors.iter();
+        if let Some(known) = known.position(|vector| vector.pieces == pieces && vector.add == add) {
+            return known;
+        }
+        self.vectors.push(Vector { label, pieces, add });
+        self.vectors.len() - 1
+    }
+
+    /// The biases of sibling projections, one after another; `None` if no sibling has a bias.
+    pub fn biases(&mut self, label: String, siblings: &[&Linear]) -> Option<Bind> {
+        if siblings.iter().all(|linear| linear.bias.is_none()) {
+            return None;
+        }
+        let piece = |linear: &&Linear| Piece {
+            tensor: linear.bias,
+            len: linear.rows,
+        };
+        let pieces = siblings.iter().map(piece).collect();
+        Some(Bind::Vector(self.vector(label, pieces, 0.0)))
+    }
+
+    pub fn planes(&self, tensor: TensorId) -> Result<Planes> {
+        graph::planes(self.tensors, tensor)
+    }
+
+    pub fn matrix(&mut self, label: &str, tensors: &[TensorId], stacking: Stacking) -> Result<MatrixId> {
+        let limit = self.options.max_binding;
+        let matrix = Matrix::stack(label.into(), tensors, stacking, self.tensors, limit)?;
+        Ok(self.add_matrix(matrix))
+    }
+
+    /// Adds a matrix, or returns an equal one that exists.
+    pub fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
+        let mut known = self.matrices.iter();
+        if let Some(known) = known.position(|known| known.is_same(&matrix)) {
+            return known;
+        }
+        self.matrices.push(matrix);
+        self.matrices.len() - 1
+    }
+
+    /// The layouts of gate and up projections.
+    pub fn gate_up_planes(&self, ffn: &Ffn) -> Result<[Planes; 2]> {
+        match &ffn.gate_up {
+            GateUp::Fused(both) => Ok([self.planes(both.weight)?; 2]),
+            GateUp::Split(gate, up) => Ok([self.planes(gate.weight)?, self.planes(up.weight)?]),
+        }
+    }
+
+    /// Whether the gate and up projections of a layer have different layouts, so that no kernel computes both. In a
+    /// mixture these are the projections of the shared expert.
+    pub fn gate_up_unfused(&self, layer: &Layer) -> Result<bool> {
+        let ffn = match &layer.ffn {
+            FeedForward::Dense(ffn) => Some(ffn),
+            FeedForward::Moe(moe) => moe.shared.as_ref(),
+        };
+        let Some(ffn) = ffn else { return Ok(false) };
+        let [gate, up] = self.gate_up_planes(ffn)?;
+        Ok(gate != up)
+    }
+}

@@ -1,0 +1,113 @@
+//! Looks tensors up by name, checks their shapes and marks them as used.
+
+use super::network::{Ffn, GateUp, Linear};
+use crate::error::{Result, bail};
+use crate::source::{Arch, TensorId, Tensors};
+
+/// The tensors of a file while they are bound to the network that `arch` describes.
+pub(super) struct Binder<'a> {
+    pub arch: &'a Arch,
+    tensors: &'a dyn Tensors,
+    used: Vec<bool>,
+}
+
+impl<'a> Binder<'a> {
+    pub fn new(arch: &'a Arch, tensors: &'a dyn Tensors) -> Self {
+        Binder {
+            arch,
+            tensors,
+            used: vec![false; tensors.infos().len()],
+        }
+    }
+
+    /// The tensors that were not used so far.
+    pub fn unused(&self) -> Vec<TensorId> {
+        (0..self.used.len()).filter(|&id| !self.used[id]).collect()
+    }
+
+    /// Whether there is a tensor of this name. It does not count as used.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.find(name).is_some()
+    }
+
+    /// Whether the names of any tensors begin with `prefix`.
+    pub fn has_any(&self, prefix: &str) -> bool {
+        self.tensors.infos().iter().any(|info| info.name.starts_with(prefix))
+    }
+
+    /// The rows of the tensor of this name. It does not count as used.
+    pub fn rows(&self, name: &str) -> Option<usize> {
+        let id = self.tensors.find(name)?;
+        Some(self.tensors.infos()[id].rows_cols().0)
+    }
+
+    /// The tensor of this name, if there is one. Errors: `Parse` for another shape.
+    pub fn optional(&mut self, name: &str, wanted: &[u64]) -> Result<Option<TensorId>> {
+        let Some(id) = self.tensors.find(name) else {
+            return Ok(None);
+        };
+        let found = &self.tensors.infos()[id].shape;
+        if found != wanted {
+            bail!(
+                Parse,
+                "tensor '{name}' has shape {found:?}, the header wants {wanted:?}"
+            );
+        }
+        self.used[id] = true;
+        Ok(Some(id))
+    }
+
+    /// The tensor of this name. Errors: `MissingTensor`, `Parse` for another shape.
+    pub fn required(&mut self, name: &str, wanted: &[u64]) -> Result<TensorId> {
+        match self.optional(name, wanted)? {
+            Some(id) => Ok(id),
+            None => bail!(MissingTensor, "the network needs tensor '{name}' of shape {wanted:?}"),
+        }
+    }
+
+    /// A vector of `len` elements. Errors: as [`Binder::required`].
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<TensorId> {
+        self.required(name, &[len as u64])
+    }
+
+    /// The linear map `name`, with its bias if there is one. Errors: as [`Binder::required`].
+    pub fn linear(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear> {
+        Ok(Linear {
+            weight: self.required(&format!("{name}.weight"), &[rows as u64, cols as u64])?,
+            bias: self.optional(&format!("{name}.bias"), &[rows as u64])?,
+            rows,
+            cols,
+        })
+    }
+
+    /// The gated feed-forward network whose tensors have this prefix. Its width is that of its tensors, because the layers of a
+    /// pruned model differ in width.
+    ///
+    /// Errors: as [`Binder::required`].
+    pub fn ffn(&mut self, prefix: &str) -> Result<Ffn> {
+        let name = |part: &str| format!("{prefix}.{part}");
+        let hidden = self.arch.hidden_size;
+        let fused_rows = self.rows(&name("gate_up_proj.weight"));
+        let (gate_up, width) = match (fused_rows, self.rows(&name("gate_proj.weight"))) {
+            (Some(rows), _) if rows.is_multiple_of(2) => {
+                let both = self.linear(&name("gate_up_proj"), rows, hidden)?;
+                (GateUp::Fused(both), rows / 2)
+            }
+            (Some(rows), _) => bail!(
+                Parse,
+                "tensor '{}' has {rows} rows, wanted an even number",
+                name("gate_up_proj.weight")
+            ),
+            (None, Some(width)) => {
+                let gate = self.linear(&name("gate_proj"), width, hidden)?;
+                let up = self.linear(&name("up_proj"), width, hidden)?;
+                (GateUp::Split(gate, up), width)
+            }
+            (None, None) => bail!(MissingTensor, "the network needs tensor '{}'", name("gate_proj.weight")),
+        };
+        Ok(Ffn {
+            gate_up,
+            down: self.linear(&name("down_proj"), hidden, width)?,
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! One block of 64 positions of attention, for decoding.
+
+use super::attention::{KvCache, shape};
+use super::define::operator;
+use super::host::Operands;
+use super::constants::KV_PAGE;
+use super::grid::Grid;
+use super::tolerance::Tolerance;
+use crate::error::Result;
+use cmf_kernels_ref::op::attention::block;
+
+operator! {
+    attn_block
+    params {
+        heads: u32 = "Query heads.",
+        kv_heads: u32 = "Key-value heads.",
+        head_vectors: u32 = "Vectors of 4 in a head.",
+        slot_pages: u32 = "Pages in the table of one slot.",
+        blocks: u32 = "Blocks that `partial` holds for a head.",
+        scale: f32 = "Factor of every score.",
+        softcap: f32 = "Soft cap of scores; 0 = none.",
+        window: u32 = "Positions that a query sees; 0 = all.",
+        query_vectors: u32 = "Vectors of 4 from one query head to the next.",
+    }
+    bindings {
+        batch: read Batch,
+        qkv: read array<vec4<f32>>,
+        k_cache: read array<Kv4>,
+        v_cache: read array<Kv4>,
+        pages: read array<u32>,
+        list: read array<u32>,
+        partial: write array<vec4<f32>>,
+    }
+    threads Some(64),
+    grid |p| Grid::Blocks(p.kv_heads),
+    tolerance |_| Tolerance::Exponential,
+    masked_grid |_, [_, kv_heads]| Grid::Blocks(kv_heads.max(1)),
+    masked_share |p, [_, kv_heads]| [kv_heads.into(), p.kv_heads.into()],
+    kv_read |p| Some(shape!(p).kv_read(1)),
+}
+
+fn run(p: &Params, o: &mut Operands) -> Result<()> {
+    let shape = shape!(p);
+    let (heads, _) = o.heads(p.heads)?;
+    let tokens = o.tokens("batch")?;
+    let size = KV_PAGE as usize;
+    for (t, token) in tokens.iter().enumerate() {
+        let visible = shape.visible(token.position as usize);
+        let caches = KvCache::read_all(o, &shape, p.slot_pages, token)?;
+        for &head in &heads {
+            let q = shape.query(o.floats("qkv")?, t, head)?;
+            let cached = &caches[shape.kv_head(head)];
+            for number in visible.start / size..visible.end.div_ceil(size) {
+                let here = visible.start.max(number * size)..visible.end.min((number + 1) * size);
+                let part = block(&q, here, |p| cached.k(p), |p| cached.v(p), shape.scale, shape.softcap);
+                let mut record = vec![part.largest, part.total, 0.0, 0.0];
+                record.extend(part.sum);
+                let at = (t * shape.heads + head) * p.blocks as usize + number;
+                o.store("partial", at * record.len(), &record)?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Attention of many tokens, for prefill.
+
+use super::attention::{KvCache, shape};
+use super::define::operator;
+use super::host::Operands;
+use super::constants::{CHUNK_TOKENS, KV_PAGE};
+use super::grid::Grid;
+use super::tolerance::Tolerance;
+use crate::error::Result;
+use cmf_kernels_ref::op::attention::attend;
+use rayon::prelude::*;
+use std::collections::HashMap;
+
+operator! {
+    attn_chunk
+    params {
+        heads: u32 = "Query heads.",
+        kv_heads: u32 = "Key-value heads.",
+        head_vectors: u32 = "Vectors of 4 in a head.",
+        slot_pages: u32 = "Pages in the table of one slot.",
+        scale: f32 = "Factor of every score.",
+        softcap: f32 = "Soft cap of scores; 0 = none.",
+        window: u32 = "Positions that a query sees; 0 = all.",
+        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        query_vectors: u32 = "Vectors of 4 from one query head to the next; if more than a head has, its gate follows.",
+    }
+    bindings {
+        batch: read Batch,
+        qkv: read array<vec4<f32>>,
+        k_cache: read array<Kv4>,
+        v_cache: read array<Kv4>,
+        pages: read array<u32>,
+        list: read array<u32>,
+        y: write array<vec4<f32>>,
+    }
+    threads Some(64),
+    grid |p| Grid::Workgroups(p.heads, CHUNK_TOKENS),
+    tolerance |_| Tolerance::Exponential,
+    masked_grid |_, [heads, _]| Grid::Workgroups(heads.max(1), CHUNK_TOKENS),
+    masked_share |p, [_, kv_heads]| [kv_heads.into(), p.kv_heads.into()],
+    kv_read |p| Some(shape!(p).kv_read(CHUNK_TOKENS)),
+    loop_steps |p| {
+        let positions = p.slot_pages.saturating_mul(KV_PAGE);
+        let seen = match p.window {
+            0 => positions,
+            window => positions.min(window.saturating_add(CHUNK_TOKENS + KV_PAGE)),
+        };
+        // For each block: the keys once and the weights twice, and for each loop one iteration that finds its end.
+        u64::from(seen.div_ceil(KV_PAGE)) * (u64::from(p.head_vectors) + 2 * u64::from(KV_PAGE) + 4)
+    },
+}
+
+fn run(p: &Params, o: &mut Operands) -> Result<()> {
+    let shape = shape!(p);
+    let (heads, _) = o.heads(p.heads)?;
+    let tokens = o.tokens("batch")?;
+    // Tokens of one sequence read the same cache, up to their last position.
+    let mut last = HashMap::new();
+    for token in &tokens {
+        let known = last.entry(token.slot).or_insert(*token);
+        known.position = known.position.max(token.position);
+    }
+    let mut caches = HashMap::new();
+    for (&slot, token) in &last {
+        caches.insert(slot, KvCache::read_all(o, &shape, p.slot_pages, token)?);
+    }
+    let place = |i: usize| (i / heads.len(), heads[i % heads.len()]);
+    let floats = o.floats("qkv")?;
+    let results = (0..tokens.len() * heads.len()).into_par_iter().map(|i| {
+        let (t, head) = place(i);
+        let q = shape.query(floats, t, head)?;
+        let cached = &caches[&tokens[t].slot][shape.kv_head(head)];
+        let visible = shape.visible(tokens[t].position as usize);
+        let mut y = vec![0.0; shape.head];
+        attend(&q, visible, |p| cached.k(p), |p| cached.v(p), shape.scale, shape.softcap, &mut y);
+        shape.gate(floats, t, head, &mut y)?;
+        Ok(y)
+    });
+    let results: Vec<Vec<f64>> = results.collect::<Result<_>>()?;
+    for (i, y) in results.iter().enumerate() {
+        let (t, head) = place(i);
+        o.store("y", t * p.y_stride as usize * 4 + head * shape.head, y)?;
+    }
+    Ok(())
+}

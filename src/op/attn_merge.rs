@@ -1,0 +1,67 @@
+//! The blocks of `attn_block` joined, for decoding.
+
+use super::attention::shape;
+use super::define::operator;
+use super::host::{Operands, slice};
+use super::constants::KV_PAGE;
+use super::grid::Grid;
+use super::tolerance::Tolerance;
+use crate::error::Result;
+use cmf_kernels_ref::op::attention::{Block, join};
+
+operator! {
+    attn_merge
+    params {
+        heads: u32 = "Query heads.",
+        kv_heads: u32 = "Key-value heads.",
+        head_vectors: u32 = "Vectors of 4 in a head.",
+        blocks: u32 = "Blocks that `partial` holds for a head.",
+        scale: f32 = "As in `attn_block`.",
+        softcap: f32 = "As in `attn_block`.",
+        window: u32 = "Positions that a query sees; 0 = all.",
+        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        query_vectors: u32 = "Vectors of 4 from one query head to the next; if more than a head has, its gate follows.",
+    }
+    bindings {
+        batch: read Batch,
+        partial: read array<vec4<f32>>,
+        qkv: read array<vec4<f32>>,
+        list: read array<u32>,
+        y: write array<vec4<f32>>,
+    }
+    threads Some(64),
+    grid |p| Grid::Threads(p.heads * p.head_vectors, 1),
+    tolerance |_| Tolerance::Exponential,
+}
+
+fn run(p: &Params, o: &mut Operands) -> Result<()> {
+    let shape = shape!(p);
+    let (heads, others) = o.heads(p.heads)?;
+    let size = KV_PAGE as usize;
+    for (t, token) in o.tokens("batch")?.into_iter().enumerate() {
+        let visible = shape.visible(token.position as usize);
+        let y_at = |head: usize| t * p.y_stride as usize * 4 + head * shape.head;
+        for &head in &heads {
+            let base = (t * shape.heads + head) * p.blocks as usize;
+            let length = 4 + shape.head;
+            let read = |number: usize| {
+                let record = slice(o.floats("partial")?, (base + number) * length, length, "partial")?;
+                Ok(Block {
+                    largest: f64::from(record[0]),
+                    total: f64::from(record[1]),
+                    sum: record[4..].iter().map(|&v| f64::from(v)).collect(),
+                })
+            };
+            let numbers = visible.start / size..visible.end.div_ceil(size);
+            let blocks = numbers.map(read).collect::<Result<Vec<_>>>()?;
+            let mut y = vec![0.0; shape.head];
+            join(&blocks, &mut y);
+            shape.gate(o.floats("qkv")?, t, head, &mut y)?;
+            o.store("y", y_at(head), &y)?;
+        }
+        for &head in &others {
+            o.store("y", y_at(head), &vec![0.0; shape.head])?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! Shared by the host implementations of the expert operators: the table of experts, routes, tiles.
+
+use super::constants::{ABSENT, TABLE_HEADER};
+use super::host::{Operands, slice, whole_vectors};
+use crate::error::{Result, bail};
+use cmf_kernels_ref::op::linear::linear;
+use cmf_kernels_ref::op::route::{Routing, route, sigmoid};
+use std::ops::Range;
+
+/// A layer's experts, and their places in one bank of weights.
+pub(super) struct Table {
+    pub routing: Routing,
+    pub count: usize,
+    biases: Option<Vec<f32>>,
+    /// Index of the logit of the shared expert's weight.
+    gate: Option<usize>,
+    places: Vec<u32>,
+}
+
+impl Table {
+    /// The table in `experts`.
+    pub fn read(o: &Operands) -> Result<Table> {
+        let words = o.words("experts")?;
+        let header = slice(words, 0, TABLE_HEADER, "experts")?;
+        let count = header[0] as usize;
+        let all = slice(words, TABLE_HEADER, count.saturating_mul(2), "experts")?;
+        let biases = all.chunks_exact(2).map(|pair| f32::from_bits(pair[1]));
+        Ok(Table {
+            routing: Routing {
+                top_k: header[1] as usize,
+                sigmoid: header[2] != 0,
+                renormalise: header[3] != 0,
+                scale: f64::from(f32::from_bits(header[6])),
+            },
+            count,
+            biases: (header[4] != 0).then(|| biases.collect()),
+            gate: (header[5] != ABSENT).then_some(header[5] as usize),
+            places: all.chunks_exact(2).map(|pair| pair[0]).collect(),
+        })
+    }
+
+    /// The place of an expert in the bank, if it is there.
+    pub fn place(&self, expert: u32) -> Result<Option<usize>> {
+        let place = slice(&self.places, expert as usize, 1, "experts")?[0];
+        Ok((place != ABSENT).then_some(place as usize))
+    }
+
+    /// The chosen experts with their weights, by the logits of one token.
+    pub fn route(&self, logits: &[f32]) -> Result<Vec<(usize, f64)>> {
+        let logits = slice(logits, 0, self.count, "logits")?;
+        Ok(route(logits, self.biases.as_deref(), &self.routing))
+    }
+
+    pub fn shared_weight(&self, logits: &[f32]) -> Result<f64> {
+        match self.gate {
+            None => Ok(1.0),
+            Some(gate) => Ok(sigmoid(f64::from(slice(logits, gate, 1, "logits")?[0]))),
+        }
+    }
+}
+
+/// Writes the place and weight of every expert that token `t` takes. Returns, for the experts that the bank holds,
+/// the index token * top_k + rank and the place.
+pub(super) fn write_routes(
+    o: &mut Operands,
+    table: &Table,
+    logits: &[f32],
+    routes_at: u32,
+    t: usize,
+) -> Result<Vec<(usize, usize)>> {
+    let routes = table.route(logits)?;
+    let mut present = Vec::new();
+    for (slot, &(expert, weight)) in routes.iter().enumerate() {
+        let slot = t * routes.len() + slot;
+        let place = table.place(expert as u32)?;
+        let route = [place.map_or(ABSENT, |place| place as u32), (weight as f32).to_bits()];
+        o.words_mut("router", routes_at as usize + 2 * slot, 2)?
+            .copy_from_slice(&route);
+        present.extend(place.map(|place| (slot, place)));
+    }
+    Ok(present)
+}
+
+/// `Σ_k w[r][k] · x[i][k]` as `[starts, rows]`, for `rows` of a weight with `stored` rows. The activations `x[i]`
+/// begin at element `starts[i]`.
+pub(super) fn row_products(
+    o: &Operands,
+    rows: Range<usize>,
+    stored: u32,
+    groups: u32,
+    starts: &[usize],
+) -> Result<Vec<f64>> {
+    let weights = o.weight(stored)?;
+    let cols = weights.cols;
+    if rows.end > stored as usize || (groups as usize * 32) < cols {
+        bail!(
+            Internal,
+            "rows {rows:?} of a weight with {stored} rows, and {groups} groups of 32 activations for {cols} columns"
+        );
+    }
+    let x = o.floats("x")?;
+    let mut gathered = Vec::with_capacity(starts.len() * cols);
+    for &start in starts {
+        gathered.extend_from_slice(slice(x, start, cols, "x")?);
+    }
+    let mut y = vec![0.0; starts.len() * rows.len()];
+    linear(&weights, rows, cols, &gathered, cols, starts.len(), &mut y);
+    Ok(y)
+}
+
+/// One tile of tokens grouped by expert. An entry is token * top_k + rank.
+pub(super) struct Task {
+    pub expert: u32,
+    pub entries: Vec<usize>,
+}
+
+/// The tiles in `lists` that have entries.
+pub(super) fn tasks(o: &Operands, tiles: u32) -> Result<Vec<Task>> {
+    let lists = o.words("lists")?;
+    let entries_at = 3 * tiles as usize;
+    let mut tasks = Vec::new();
+    for tile in slice(lists, 0, entries_at, "lists")?.chunks_exact(3) {
+        let (first, count) = (tile[1] as usize, tile[2] as usize);
+        if count != 0 {
+            let entries = slice(lists, entries_at + first, count, "lists")?;
+            tasks.push(Task {
+                expert: tile[0],
+                entries: entries.iter().map(|&entry| entry as usize).collect(),
+            });
+        }
+    }
+    Ok(tasks)
+}
+
+/// The elements of `x` at which the activations of a tile's entries begin. `x_entries` consecutive entries share a row.
+pub(super) fn starts(task: &Task, x_entries: u32, groups: u32) -> Result<Vec<usize>> {
+    if x_entries == 0 {
+        bail!(Internal, "x_entries is 0, expected at least 1");
+    }
+    let start = |entry: &usize| entry / x_entries as usize * groups as usize * 32;
+    Ok(task.entries.iter().map(start).collect())
+}
+
+/// The parameters that `moe_matmul` and `moe_matmul_up` share.
+pub(super) struct Tiled {
+    pub rows: u32,
+    pub groups: u32,
+    pub outputs: u32,
+    pub row0: u32,
+    pub y_stride: u32,
+    pub x_entries: u32,
+    pub tiles: u32,
+}
+
+/// Replaces every value of `y` by `value(product, old value)`.
+pub(super) fn store_entries(o: &mut Operands, p: &Tiled, value: impl Fn(f64, f32) -> f64) -> Result<()> {
+    let table = Table::read(o)?;
+    let outputs = p.outputs as usize;
+    for task in tasks(o, p.tiles)? {
+        let Some(place) = table.place(task.expert)? else {
+            continue;
+        };
+        let starts = starts(&task, p.x_entries, p.groups)?;
+        let rows = place * outputs..(place + 1) * outputs;
+        let products = row_products(o, rows, p.rows, p.groups, &starts)?;
+        for (entry, products) in task.entries.iter().zip(products.chunks(outputs.max(1))) {
+            let at = entry * p.y_stride as usize * 4 + p.row0 as usize;
+            let before = slice(o.floats("y")?, at, outputs, "y")?;
+            let pairs = products.iter().zip(before);
+            let mut y: Vec<f64> = pairs.map(|(&product, &before)| value(product, before)).collect();
+            whole_vectors(&mut y);
+            o.store("y", at, &y)?;
+        }
+    }
+    Ok(())
+}

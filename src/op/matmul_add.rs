@@ -1,0 +1,47 @@
+//! Products of a weight with the activations of many tokens, added to the stream, for prefill.
+
+use super::define::operator;
+use super::operator::block_share;
+use super::host::{Operands, slice};
+use super::grid::Grid;
+use super::tolerance::Tolerance;
+use crate::error::Result;
+
+operator! {
+    matmul_add
+    weight w
+    params {
+        rows: u32 = "Rows stored in this segment.",
+        groups: u32 = "Groups of 32 columns in a row.",
+        row0: u32 = "First row of this segment in the output.",
+        second_row: u32 = "First row of the second stacked tensor in this segment.",
+        third_row: u32 = "First row of the third stacked tensor in this segment.",
+        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        has_bias: u32 = "1 = add the bias.",
+    }
+    bindings {
+        batch: read Batch,
+        x: read array<vec4<f32>>,
+        list: read array<u32>,
+        bias: read array<vec4<f32>>,
+        h: write array<vec4<f32>>,
+    }
+    threads Some(32),
+    grid |p| Grid::Threads(p.rows.div_ceil(4), 8),
+    tolerance |_| Tolerance::Summed,
+    masked_share |p, [blocks, groups]| block_share([blocks, groups], p.rows, p.groups),
+}
+
+fn run(p: &Params, o: &mut Operands) -> Result<()> {
+    let n = o.tokens("batch")?.len();
+    let bias = o.bias("bias", p.has_bias, p.row0, p.rows)?;
+    let products = o.masked_products(p.rows, p.groups, n)?;
+    for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {
+        let at = t * p.y_stride as usize * 4 + p.row0 as usize;
+        let h = slice(o.floats("h")?, at, products.len(), "h")?;
+        let sums = products.iter().zip(&bias).zip(h);
+        let h: Vec<f64> = sums.map(|((y, bias), &h)| f64::from(h) + y + bias).collect();
+        o.store("h", at, &h)?;
+    }
+    Ok(())
+}

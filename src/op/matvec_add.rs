@@ -1,0 +1,44 @@
+//! Products of a weight with the activations of a few tokens, added to the stream, for decoding.
+
+use super::define::operator;
+use super::host::Operands;
+use super::grid::Grid;
+use super::tolerance::Tolerance;
+use crate::error::Result;
+
+operator! {
+    matvec_add
+    weight w
+    params {
+        rows: u32 = "Rows stored in this segment.",
+        groups: u32 = "Groups of 32 columns in a row.",
+        row0: u32 = "First row of this segment in the output.",
+        second_row: u32 = "First row of the second stacked tensor in this segment.",
+        third_row: u32 = "First row of the third stacked tensor in this segment.",
+        has_bias: u32 = "1 = add the bias.",
+        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+    }
+    bindings {
+        x: read array<vec4<f32>>,
+        list: read array<u32>,
+        g: read array<vec4<f32>>,
+        h: write array<vec4<f32>>,
+        x_scaled: write array<vec4<f32>>,
+        squares: write array<f32>,
+    }
+    threads None,
+    grid |p| Grid::Teams(p.rows.div_ceil(4)),
+    tolerance |_| Tolerance::Summed,
+    masked_share |p, [_, groups]| [groups.into(), p.groups.into()],
+}
+
+fn run(p: &Params, o: &mut Operands) -> Result<()> {
+    // `list` holds the biases of a step without a mask, and a masked step has no biases.
+    let bias = o.bias("list", p.has_bias, p.row0, p.rows)?;
+    let products = o.masked_products(p.rows, p.groups, o.width)?;
+    for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {
+        let y = products.iter().zip(&bias).map(|(y, bias)| y + bias).collect();
+        o.add_to_stream(t, p.y_stride as usize * 4, p.row0 as usize, y)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! The operators: one Rust file for each file in `shaders/op`.
+//!
+//! The Rust file declares the parameters and bindings, from which the WGSL declarations are generated, and gives the
+//! grid, the cost, the tolerance and the host implementation. Formula and shapes are at the head of the WGSL file.
+
+mod attention;
+pub(crate) mod constants;
+mod define;
+mod experts;
+mod grid;
+pub mod host;
+mod kv;
+mod list;
+mod operator;
+mod spec;
+mod tokens;
+mod tolerance;
+
+pub use constants::*;
+pub use grid::{BatchShape, Grid};
+pub use kv::Kv;
+pub use list::{blocks_list, heads_list, heads_list_len, outputs_list};
+pub use operator::{ExpertUse, KvRead, Operator, WeightRead};
+pub use spec::{Access, Bind, Binding, BufferId, MatrixId, Spec, VectorId};
+pub use tokens::{BATCH_HEADER, SlotState, Token, batch_len, batch_words};
+pub use tolerance::Tolerance;
+
+use crate::error::Result;
+
+/// Declares the modules of all operators, and the enums over them.
+macro_rules! operators {
+    ($($variant:ident = $module:ident),* $(,)?) => {
+        $(pub mod $module;)*
+
+        /// An operator, without parameters.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "each operator's WGSL file describes it")]
+        pub enum Kernel { $($variant),* }
+
+        impl Kernel {
+            /// Every operator.
+            pub const ALL: &[Kernel] = &[$(Kernel::$variant),*];
+
+            /// The operator's declaration.
+            pub fn spec(self) -> &'static Spec {
+                match self { $(Kernel::$variant => &$module::SPEC),* }
+            }
+        }
+
+        /// An operator with the parameters of one step.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        #[allow(missing_docs, reason = "each operator's WGSL file describes it")]
+        pub enum Op { $($variant($module::Params)),* }
+
+        $(impl From<$module::Params> for Op {
+            fn from(params: $module::Params) -> Op {
+                Op::$variant(params)
+            }
+        })*
+
+        impl Op {
+            /// The operator.
+            pub fn kernel(&self) -> Kernel {
+                match self { $(Op::$variant(_) => Kernel::$variant),* }
+            }
+
+            /// The parameters as the uniform buffer holds them.
+            pub fn bytes(&self) -> &[u8] {
+                match self { $(Op::$variant(params) => bytemuck::bytes_of(params)),* }
+            }
+
+            /// The same operator with other parameters: `bytes` in the form that [`Op::bytes`] returns.
+            pub fn with_bytes(&self, bytes: &[u8]) -> Op {
+                match self { $(Op::$variant(_) => Op::$variant(bytemuck::pod_read_unaligned(bytes))),* }
+            }
+
+            /// As [`Operator::grid`].
+            pub fn grid(&self) -> Grid {
+                match self { $(Op::$variant(params) => params.grid()),* }
+            }
+
+            /// As [`Operator::masked_grid`].
+            pub fn masked_grid(&self, counts: [u32; 2]) -> Grid {
+                match self { $(Op::$variant(params) => params.masked_grid(counts)),* }
+            }
+
+            /// As [`Operator::tolerance`].
+            pub fn tolerance(&self) -> Tolerance {
+                match self { $(Op::$variant(params) => params.tolerance()),* }
+            }
+
+            /// As [`Operator::weight_read`].
+            pub fn weight_read(&self) -> WeightRead {
+                match self { $(Op::$variant(params) => params.weight_read()),* }
+            }
+
+            /// As [`Operator::masked_share`].
+            pub fn masked_share(&self, counts: [u32; 2]) -> [u64; 2] {
+                match self { $(Op::$variant(params) => params.masked_share(counts)),* }
+            }
+
+            /// As [`Operator::kv_read`].
+            pub fn kv_read(&self) -> Option<KvRead> {
+                match self { $(Op::$variant(params) => params.kv_read()),* }
+            }
+
+            /// As [`Operator::experts`].
+            pub fn experts(&self) -> Option<ExpertUse> {
+                match self { $(Op::$variant(params) => params.experts()),* }
+            }
+
+            /// As [`Operator::loop_steps`].
+            pub fn loop_steps(&self) -> u64 {
+                match self { $(Op::$variant(params) => params.loop_steps()),* }
+            }
+
+            /// As [`Operator::run`].
+            pub fn run(&self, o: &mut host::Operands) -> Result<()> {
+                match self { $(Op::$variant(params) => params.run(o)),* }
+            }
+        }
+    };
+}
+
+operators! {
+    Embed = embed,
+    PreNorm = pre_norm,
+    Norm = norm,
+    AddNorm = add_norm,
+    Matvec = matvec,
+    MatvecAdd = matvec_add,
+    MatvecGlu = matvec_glu,
+    Matmul = matmul,
+    MatmulAdd = matmul_add,
+    MatmulGlu = matmul_glu,
+    Glu = glu,
+    ZeroMasked = zero_masked,
+    Rope = rope,
+    AttnBlock = attn_block,
+    AttnMerge = attn_merge,
+    AttnChunk = attn_chunk,
+    DeltaNet = delta_net,
+    MoeGlu = moe_glu,
+    MoeMatvec = moe_matvec,
+    MoeDown = moe_down,
+    MoeRoute = moe_route,
+    MoeCount = moe_count,
+    MoeLists = moe_lists,
+    MoeMatmulGlu = moe_matmul_glu,
+    MoeMatmulUp = moe_matmul_up,
+    MoeMatmul = moe_matmul,
+    MoeCombine = moe_combine,
+    Cap = cap,
+    Sample = sample,
+    LastToken = last_token,
+    SpeculateBegin = speculate_begin,
+    Draft = draft,
+}

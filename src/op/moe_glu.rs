@@ -1,0 +1,85 @@
+//! Chooses experts, and computes the gated products of the chosen experts and the shared one, for decoding.
+
+use super::define::operator;
+use super::operator::WeightRead;
+use super::experts::{Table, row_products, write_routes};
+use super::host::{Operands, activation, slice};
+use super::grid::Grid;
+use super::tolerance::Tolerance;
+use crate::error::Result;
+
+operator! {
+    moe_glu
+    weight w
+    params {
+        rows: u32 = "Rows stored in this segment.",
+        groups: u32 = "Groups of 32 columns in a row.",
+        outputs: u32 = "Outputs of each expert in this segment.",
+        placed: u32 = "Experts in this segment.",
+        shared_outputs: u32 = "Outputs of the shared expert in this segment; 0 = the segment has none.",
+        first_shared: u32 =
+            "Experts that a token takes, before the shared expert; 0 = the weight is only the shared expert's.",
+        row0: u32 = "First output of each expert in this segment.",
+        y_at: u32 = "Element of `y` at which the outputs of the chosen experts begin.",
+        y_stride: u32 = "Elements from one expert's outputs to the next.",
+        shared_stride: u32 = "Elements from one token's outputs of the shared expert to the next.",
+        stride: u32 = "Elements from one token's logits to the next.",
+        routes_at: u32 = "Word of `router` at which the places and weights of the chosen experts begin.",
+        square_vectors: u32 = "Vectors of 4 sums of squares; 0, with eps 1 = no norm.",
+        inv_cols: f32 = "1 / number of elements under the norm.",
+        eps: f32 = "Added to the mean of squares.",
+        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
+    }
+    bindings {
+        x: read array<vec4<f32>>,
+        squares: read array<vec4<f32>>,
+        experts: read Experts,
+        router: write array<u32>,
+        y: write array<f32>,
+    }
+    threads None,
+    grid |p| {
+        let pairs = p.outputs.div_ceil(2);
+        let shared = p.shared_outputs.div_ceil(2 * pairs.max(1));
+        Grid::Experts(pairs, p.first_shared + shared)
+    },
+    tolerance |_| Tolerance::Exponential,
+    experts Repeatable,
+    weight_read |p| {
+        let rows = p.shared_outputs + p.first_shared.min(p.placed) * p.outputs;
+        WeightRead::RowsEachToken(2 * u64::from(rows))
+    },
+}
+
+fn run(p: &Params, o: &mut Operands) -> Result<()> {
+    (0..o.own).try_for_each(|t| p.token(o, t))
+}
+
+impl Params {
+    fn token(&self, o: &mut Operands, t: usize) -> Result<()> {
+        let scale = o.norm_scale(t, self.square_vectors, self.inv_cols, self.eps)?;
+        let table = Table::read(o)?;
+        let logits = slice(o.floats("router")?, t * self.stride as usize, self.stride as usize, "router")?.to_vec();
+        let (outputs, shared) = (self.outputs as usize, self.shared_outputs as usize);
+        let x = t * self.groups as usize * 32;
+        let glu = |o: &Operands, gate: usize, up: usize, outputs: usize, factor: f64| -> Result<Vec<f64>> {
+            let gate = row_products(o, gate..gate + outputs, self.rows, self.groups, &[x])?;
+            let up = row_products(o, up..up + outputs, self.rows, self.groups, &[x])?;
+            let product = |(g, u): (&f64, &f64)| activation(self.gelu, g * scale) * u * scale * factor;
+            Ok(gate.iter().zip(&up).map(product).collect())
+        };
+        if self.first_shared != 0 {
+            for (slot, place) in write_routes(o, &table, &logits, self.routes_at, t)? {
+                let gate = 2 * shared + place * outputs;
+                let y = glu(o, gate, gate + self.placed as usize * outputs, outputs, 1.0)?;
+                let at = self.y_at as usize + slot * self.y_stride as usize + self.row0 as usize;
+                o.store("y", at, &y)?;
+            }
+        }
+        if shared != 0 {
+            let y = glu(o, 0, shared, shared, table.shared_weight(&logits)?)?;
+            o.store("y", t * self.shared_stride as usize + self.row0 as usize, &y)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! The gated products of experts for tokens grouped by expert, for prefill.
+
+use super::define::operator;
+use super::operator::WeightRead;
+use super::experts::{Table, row_products, starts, tasks};
+use super::host::{Operands, activation, whole_vectors};
+use super::grid::Grid;
+use super::tolerance::Tolerance;
+use crate::error::Result;
+
+operator! {
+    moe_matmul_glu
+    weight w
+    params {
+        rows: u32 = "Rows stored in this segment.",
+        groups: u32 = "Groups of 32 columns in a row.",
+        outputs: u32 = "Outputs of each expert in this segment.",
+        placed: u32 = "Experts in this segment.",
+        shared_outputs: u32 = "Outputs of the shared expert in this segment; 0 = the segment has none.",
+        row0: u32 = "First output of each expert in this segment, a multiple of 4.",
+        y_stride: u32 = "Vectors of 4 from one entry of y to the next.",
+        x_entries: u32 = "Entries that share a row of x: the experts that a token takes.",
+        tiles: u32 = "Tiles that the lists can hold.",
+        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
+    }
+    bindings {
+        batch: read Batch,
+        experts: read Experts,
+        lists: read array<u32>,
+        x: read array<vec4<f32>>,
+        y: write array<vec4<f32>>,
+    }
+    threads Some(32),
+    grid |p| Grid::Tiles {
+        threads: p.outputs.div_ceil(4),
+        entries: p.x_entries,
+        most: p.tiles,
+    },
+    tolerance |_| Tolerance::Exponential,
+    experts Repeatable,
+    weight_read |p| WeightRead::Rows(u64::from(2 * p.x_entries.min(p.placed) * p.outputs)),
+}
+
+fn run(p: &Params, o: &mut Operands) -> Result<()> {
+    let table = Table::read(o)?;
+    let outputs = p.outputs as usize;
+    for task in tasks(o, p.tiles)? {
+        let Some(place) = table.place(task.expert)? else {
+            continue;
+        };
+        let starts = starts(&task, p.x_entries, p.groups)?;
+        let gate = 2 * p.shared_outputs as usize + place * outputs;
+        let up = gate + p.placed as usize * outputs;
+        let gates = row_products(o, gate..gate + outputs, p.rows, p.groups, &starts)?;
+        let ups = row_products(o, up..up + outputs, p.rows, p.groups, &starts)?;
+        let pairs = gates.chunks(outputs.max(1)).zip(ups.chunks(outputs.max(1)));
+        for (entry, (gate, up)) in task.entries.iter().zip(pairs) {
+            let product = |(&g, u): (&f64, &f64)| activation(p.gelu, g) * u;
+            let mut y: Vec<f64> = gate.iter().zip(up).map(product).collect();
+            whole_vectors(&mut y);
+            o.store("y", entry * p.y_stride as usize * 4 + p.row0 as usize, &y)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Norm and rotation of query and key heads, and appending keys and values to the cache.
+
+use super::attention::{KvRows, append};
+use super::define::operator;
+use super::host::{Operands, slice};
+use super::grid::Grid;
+use super::tolerance::Tolerance;
+use crate::error::{Result, bail};
+use cmf_kernels_ref::op::rms_norm::rms_norm;
+use cmf_kernels_ref::op::rope::rotate_half;
+
+operator! {
+    rope
+    params {
+        heads: u32 = "Query heads.",
+        kv_heads: u32 = "Key-value heads.",
+        head_vectors: u32 = "Vectors of 4 in a head.",
+        rot_vectors: u32 = "Vectors of 4 in half of the rotated elements.",
+        slot_pages: u32 = "Pages in the table of one slot.",
+        positions: u32 = "Positions of the rotation table.",
+        eps: f32 = "Added to the mean of squares of a head.",
+        qk_norm: u32 = "Norm of query and key heads: 0 = none, 1 = before the rotation, 2 = after it.",
+        v_norm: u32 = "1 = value heads are normalised.",
+        query_vectors: u32 = "Vectors of 4 from one query head to the next.",
+    }
+    bindings {
+        batch: read Batch,
+        table: read array<vec4<f32>>,
+        q_norm: read array<vec4<f32>>,
+        k_norm: read array<vec4<f32>>,
+        qkv: write array<vec4<f32>>,
+        k_cache: write array<Kv4>,
+        v_cache: write array<Kv4>,
+        pages: read array<u32>,
+    }
+    threads Some(32),
+    grid |p| Grid::Workgroups(p.heads + 2 * p.kv_heads, 1),
+    tolerance |_| Tolerance::Summed,
+}
+
+fn run(p: &Params, o: &mut Operands) -> Result<()> {
+    let (heads, kv_heads) = (p.heads as usize, p.kv_heads as usize);
+    let (head_dim, query) = (p.head_vectors as usize * 4, p.query_vectors as usize * 4);
+    let rows = KvRows::new(o, kv_heads, p.slot_pages)?;
+    for (t, token) in o.tokens("batch")?.into_iter().enumerate() {
+        if token.position >= p.positions {
+            bail!(Internal, "position {} of {}", token.position, p.positions);
+        }
+        for head in 0..heads + 2 * kv_heads {
+            let in_token = match head < heads {
+                true => head * query,
+                false => heads * query + (head - heads) * head_dim,
+            };
+            let at = t * (heads * query + 2 * kv_heads * head_dim) + in_token;
+            let x = slice(o.floats("qkv")?, at, head_dim, "qkv")?.to_vec();
+            if head >= heads + kv_heads {
+                let mut values: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+                if p.v_norm != 0 {
+                    rms_norm(&x, &vec![1.0; head_dim], f64::from(p.eps), &mut values);
+                }
+                let row = rows.row(token.slot, head - heads - kv_heads, token.position as usize)?;
+                append(o, "v_cache", row * head_dim, &values)?;
+                continue;
+            }
+            let norm = if head < heads { "q_norm" } else { "k_norm" };
+            let values = p.rotated(o, &x, norm, token.position as usize)?;
+            match head < heads {
+                true => o.store("qkv", at, &values)?,
+                false => {
+                    let row = rows.row(token.slot, head - heads, token.position as usize)?;
+                    append(o, "k_cache", row * head_dim, &values)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Params {
+    /// One query or key head, normalised and rotated.
+    fn rotated(&self, o: &Operands, x: &[f32], norm: &str, position: usize) -> Result<Vec<f64>> {
+        let (pairs, eps) = (self.rot_vectors as usize * 4, f64::from(self.eps));
+        if 2 * pairs > x.len() {
+            bail!(Internal, "{pairs} rotated pairs in a head of {} elements, expected at most half", x.len());
+        }
+        let table = slice(o.floats("table")?, position * pairs * 2, pairs * 2, "table")?;
+        let cos: Vec<f32> = table.iter().step_by(2).copied().collect();
+        let sin: Vec<f32> = table.iter().skip(1).step_by(2).copied().collect();
+        let mut values: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+        if self.qk_norm == 1 {
+            rms_norm(x, slice(o.floats(norm)?, 0, x.len(), norm)?, eps, &mut values);
+        }
+        rotate_half(&mut values, &cos, &sin);
+        if self.qk_norm == 2 {
+            let mean = values.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+            let factor = 1.0 / (mean + eps).sqrt();
+            let weight = slice(o.floats(norm)?, 0, x.len(), norm)?;
+            values
+                .iter_mut()
+                .zip(weight)
+                .for_each(|(v, &w)| *v *= factor * f64::from(w));
+        }
+        Ok(values)
+    }
+}
