@@ -1,8 +1,8 @@
 //! Adds a normalised branch to the residual stream, and normalises the sum.
 
 use super::define::operator;
-use super::host::{Operands, slice};
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 use cmf_kernels_ref::op::rms_norm::rms_norm;

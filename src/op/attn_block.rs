@@ -1,10 +1,10 @@
 //! One block of 64 positions of attention, for decoding.
 
 use super::attention::{KvCache, shape};
-use super::define::operator;
-use super::host::Operands;
 use super::constants::KV_PAGE;
+use super::define::operator;
 use super::grid::Grid;
+use super::host::Operands;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 use cmf_kernels_ref::op::attention::block;

@@ -1,10 +1,10 @@
 //! Attention of many tokens, for prefill.
 
 use super::attention::{KvCache, shape};
-use super::define::operator;
-use super::host::Operands;
 use super::constants::{CHUNK_TOKENS, KV_PAGE};
+use super::define::operator;
 use super::grid::Grid;
+use super::host::Operands;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 use cmf_kernels_ref::op::attention::attend;
@@ -72,7 +72,15 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
         let cached = &caches[&tokens[t].slot][shape.kv_head(head)];
         let visible = shape.visible(tokens[t].position as usize);
         let mut y = vec![0.0; shape.head];
-        attend(&q, visible, |p| cached.k(p), |p| cached.v(p), shape.scale, shape.softcap, &mut y);
+        attend(
+            &q,
+            visible,
+            |p| cached.k(p),
+            |p| cached.v(p),
+            shape.scale,
+            shape.softcap,
+            &mut y,
+        );
         shape.gate(floats, t, head, &mut y)?;
         Ok(y)
     });

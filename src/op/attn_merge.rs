@@ -1,10 +1,10 @@
 //! The blocks of `attn_block` joined, for decoding.
 
 use super::attention::shape;
-use super::define::operator;
-use super::host::{Operands, slice};
 use super::constants::KV_PAGE;
+use super::define::operator;
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 use cmf_kernels_ref::op::attention::{Block, join};

@@ -1,8 +1,8 @@
 //! Multiplier and soft cap of logits.
 
 use super::define::operator;
-use super::host::{Operands, slice};
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

@@ -1,9 +1,9 @@
 //! The recurrence of Gated DeltaNet layers, token by token.
 
 use super::define::operator;
+use super::grid::Grid;
 use super::host::{Operands, slice};
 use super::tokens::Token;
-use super::grid::Grid;
 use super::tolerance::Tolerance;
 use crate::error::{Result, bail};
 use cmf_kernels_ref::op::delta_net::{causal_conv, decay, gated_norm, scale_to_length, sigmoid, step};
@@ -159,11 +159,19 @@ impl Params {
         scale_to_length(&mut k, 1.0, f64::from(self.length_eps));
         let one = |name: &str, at: usize| Ok(f64::from(slice(o.floats(name)?, at, 1, name)?[0]));
         let gate = t * stride + key_head * self.gate_stride as usize + within;
-        let (b, a) = (one("proj", gate + self.b_at as usize)?, one("proj", gate + self.a_at as usize)?);
+        let (b, a) = (
+            one("proj", gate + self.b_at as usize)?,
+            one("proj", gate + self.a_at as usize)?,
+        );
         let (a_log, dt_bias) = (one("gates", head)?, one("gates", shape.value_heads + head)?);
         let mut out = vec![0.0; value];
         step(state, [&q, &k, &v], decay(a, dt_bias, a_log), sigmoid(b), &mut out);
-        let z = slice(o.floats("proj")?, t * stride + self.z_at as usize * 4 + value_at, value, "z")?;
+        let z = slice(
+            o.floats("proj")?,
+            t * stride + self.z_at as usize * 4 + value_at,
+            value,
+            "z",
+        )?;
         let norm = slice(o.floats("norm")?, 0, value, "norm")?;
         let mut y = vec![0.0; value];
         gated_norm(&out, norm, z, f64::from(self.eps), &mut y);

@@ -1,10 +1,10 @@
 //! Drafts one token from the logits of the draft head.
 
+use super::constants::MAX_WIDTH;
 use super::define::operator;
+use super::grid::Grid;
 use super::host::{Operands, slice};
 use super::tokens::{BATCH_HEADER, Token};
-use super::constants::MAX_WIDTH;
-use super::grid::Grid;
 use super::tolerance::Tolerance;
 use crate::error::{Result, bail};
 
@@ -37,7 +37,12 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
         return Ok(());
     };
     if p.number >= MAX_WIDTH {
-        bail!(Internal, "draft number {}, expected at most {}", p.number, MAX_WIDTH - 1);
+        bail!(
+            Internal,
+            "draft number {}, expected at most {}",
+            p.number,
+            MAX_WIDTH - 1
+        );
     }
     let record = BATCH_HEADER + p.number as usize * size_of::<Token>() / 4;
     o.words_mut("batch", record, 1)?[0] = best.0;

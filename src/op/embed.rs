@@ -1,9 +1,9 @@
 //! Rows of the embedding table.
 
 use super::define::operator;
-use super::operator::WeightRead;
-use super::host::Operands;
 use super::grid::Grid;
+use super::host::Operands;
+use super::operator::WeightRead;
 use super::tolerance::Tolerance;
 use crate::dtype::RowDecoder;
 use crate::error::Result;

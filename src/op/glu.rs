@@ -1,8 +1,8 @@
 //! The activation of a gate times the up projection, where separate steps computed the two.
 
 use super::define::operator;
-use super::host::{Operands, activation, slice};
 use super::grid::Grid;
+use super::host::{Operands, activation, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

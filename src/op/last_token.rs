@@ -1,8 +1,8 @@
 //! Makes the last token of a batch the only one.
 
 use super::define::operator;
-use super::host::{Operands, slice};
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

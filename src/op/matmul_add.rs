@@ -1,9 +1,9 @@
 //! Products of a weight with the activations of many tokens, added to the stream, for prefill.
 
 use super::define::operator;
-use super::operator::block_share;
-use super::host::{Operands, slice};
 use super::grid::Grid;
+use super::host::{Operands, slice};
+use super::operator::block_share;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

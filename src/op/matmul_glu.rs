@@ -1,9 +1,9 @@
 //! The gated product of two projections of many tokens, for prefill.
 
 use super::define::operator;
-use super::operator::{WeightRead, block_share};
-use super::host::{Operands, activation, halves, whole_vectors};
 use super::grid::Grid;
+use super::host::{Operands, activation, halves, whole_vectors};
+use super::operator::{WeightRead, block_share};
 use super::tolerance::Tolerance;
 use crate::error::{Result, bail};
 
@@ -42,7 +42,12 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     // The rows of the other experts of a bank may follow.
     let rows = p.outputs.saturating_mul(2);
     if rows > p.rows {
-        bail!(Internal, "{} rows of gate and up, expected at least twice {} outputs", p.rows, p.outputs);
+        bail!(
+            Internal,
+            "{} rows of gate and up, expected at least twice {} outputs",
+            p.rows,
+            p.outputs
+        );
     }
     let active = o.active_rows(p.outputs, p.groups)?;
     let products = o.masked_products(rows, p.groups, n)?;

@@ -1,8 +1,8 @@
 //! Products of a weight with the activations of a few tokens, added to the stream, for decoding.
 
 use super::define::operator;
-use super::host::Operands;
 use super::grid::Grid;
+use super::host::Operands;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

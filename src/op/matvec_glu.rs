@@ -1,9 +1,9 @@
 //! The gated product of two projections of a few tokens, for decoding.
 
-use super::define::operator;
-use super::host::{Operands, activation, halves, slice};
 use super::constants::LIST_HEADER;
+use super::define::operator;
 use super::grid::Grid;
+use super::host::{Operands, activation, halves, slice};
 use super::tolerance::Tolerance;
 use crate::error::{Result, bail};
 
@@ -67,7 +67,11 @@ impl Params {
         for &output in slice(words, LIST_HEADER as usize, count, "outputs")? {
             match active.get_mut(output as usize) {
                 Some(active) => *active = true,
-                None => bail!(Internal, "'list' names output {output}, expected less than {}", self.outputs),
+                None => bail!(
+                    Internal,
+                    "'list' names output {output}, expected less than {}",
+                    self.outputs
+                ),
             }
         }
         Ok(active)

@@ -1,8 +1,8 @@
 //! The weighted sum of the experts' outputs, added to the stream, for prefill.
 
 use super::define::operator;
-use super::host::{Operands, slice};
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

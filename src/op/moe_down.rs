@@ -1,11 +1,11 @@
 //! Down projections of the chosen experts, weighted and added to the stream, for decoding.
 
-use super::define::operator;
-use super::operator::WeightRead;
-use super::experts::row_products;
-use super::host::{Operands, slice};
 use super::constants::ABSENT;
+use super::define::operator;
+use super::experts::row_products;
 use super::grid::Grid;
+use super::host::{Operands, slice};
+use super::operator::WeightRead;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

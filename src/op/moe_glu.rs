@@ -1,10 +1,10 @@
 //! Chooses experts, and computes the gated products of the chosen experts and the shared one, for decoding.
 
 use super::define::operator;
-use super::operator::WeightRead;
 use super::experts::{Table, row_products, write_routes};
-use super::host::{Operands, activation, slice};
 use super::grid::Grid;
+use super::host::{Operands, activation, slice};
+use super::operator::WeightRead;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 
@@ -59,7 +59,13 @@ impl Params {
     fn token(&self, o: &mut Operands, t: usize) -> Result<()> {
         let scale = o.norm_scale(t, self.square_vectors, self.inv_cols, self.eps)?;
         let table = Table::read(o)?;
-        let logits = slice(o.floats("router")?, t * self.stride as usize, self.stride as usize, "router")?.to_vec();
+        let logits = slice(
+            o.floats("router")?,
+            t * self.stride as usize,
+            self.stride as usize,
+            "router",
+        )?
+        .to_vec();
         let (outputs, shared) = (self.outputs as usize, self.shared_outputs as usize);
         let x = t * self.groups as usize * 32;
         let glu = |o: &Operands, gate: usize, up: usize, outputs: usize, factor: f64| -> Result<Vec<f64>> {

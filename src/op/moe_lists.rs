@@ -1,10 +1,10 @@
 //! Groups the tokens of a prefill by expert.
 
+use super::constants::EXPERT_TILE;
 use super::define::operator;
 use super::experts::Table;
-use super::host::{Operands, slice};
-use super::constants::EXPERT_TILE;
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::{Result, bail};
 
@@ -33,7 +33,11 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
         let expert = routes[(entry / top_k * (top_k + 1) + entry % top_k) * 2];
         match entries.get_mut(expert as usize) {
             Some(list) => list.push(entry as u32),
-            None => bail!(Internal, "'routes' names expert {expert}, expected less than {}", table.count),
+            None => bail!(
+                Internal,
+                "'routes' names expert {expert}, expected less than {}",
+                table.count
+            ),
         }
     }
     let (mut tiles, mut listed) = (Vec::new(), Vec::new());

@@ -1,10 +1,10 @@
 //! One projection of experts for tokens grouped by expert, for prefill.
 
 use super::define::operator;
-use super::operator::WeightRead;
 use super::experts::{Tiled, store_entries};
-use super::host::Operands;
 use super::grid::Grid;
+use super::host::Operands;
+use super::operator::WeightRead;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

@@ -1,10 +1,10 @@
 //! The gated products of experts for tokens grouped by expert, for prefill.
 
 use super::define::operator;
-use super::operator::WeightRead;
 use super::experts::{Table, row_products, starts, tasks};
-use super::host::{Operands, activation, whole_vectors};
 use super::grid::Grid;
+use super::host::{Operands, activation, whole_vectors};
+use super::operator::WeightRead;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

@@ -1,10 +1,10 @@
 //! Up projections of experts times the gates in `y`, for tokens grouped by expert, for prefill.
 
 use super::define::operator;
-use super::operator::WeightRead;
 use super::experts::{Tiled, store_entries};
-use super::host::{Operands, activation};
 use super::grid::Grid;
+use super::host::{Operands, activation};
+use super::operator::WeightRead;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

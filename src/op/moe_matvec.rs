@@ -1,10 +1,10 @@
 //! One projection of the chosen experts or of the shared one, for decoding.
 
 use super::define::operator;
-use super::operator::WeightRead;
 use super::experts::{Table, row_products, write_routes};
-use super::host::{Operands, activation, slice, whole_vectors};
 use super::grid::Grid;
+use super::host::{Operands, activation, slice, whole_vectors};
+use super::operator::WeightRead;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 
@@ -56,7 +56,13 @@ impl Params {
     fn token(&self, o: &mut Operands, t: usize) -> Result<()> {
         let scale = o.norm_scale(t, self.square_vectors, self.inv_cols, self.eps)?;
         let table = Table::read(o)?;
-        let logits = slice(o.floats("router")?, t * self.stride as usize, self.stride as usize, "router")?.to_vec();
+        let logits = slice(
+            o.floats("router")?,
+            t * self.stride as usize,
+            self.stride as usize,
+            "router",
+        )?
+        .to_vec();
         let (slots, factor) = match self.top_k {
             0 => (vec![(t, 0)], table.shared_weight(&logits)?),
             _ => (write_routes(o, &table, &logits, self.routes_at, t)?, 1.0),

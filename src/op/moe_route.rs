@@ -2,8 +2,8 @@
 
 use super::define::operator;
 use super::experts::Table;
-use super::host::{Operands, slice};
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

@@ -1,8 +1,8 @@
 //! The first half of a norm: the residual stream times the weight of the norm, and sums of squares.
 
 use super::define::operator;
-use super::host::{Operands, scaled, slice};
 use super::grid::Grid;
+use super::host::{Operands, scaled, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

@@ -2,8 +2,8 @@
 
 use super::attention::{KvRows, append};
 use super::define::operator;
-use super::host::{Operands, slice};
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::{Result, bail};
 use cmf_kernels_ref::op::rms_norm::rms_norm;
@@ -81,7 +81,11 @@ impl Params {
     fn rotated(&self, o: &Operands, x: &[f32], norm: &str, position: usize) -> Result<Vec<f64>> {
         let (pairs, eps) = (self.rot_vectors as usize * 4, f64::from(self.eps));
         if 2 * pairs > x.len() {
-            bail!(Internal, "{pairs} rotated pairs in a head of {} elements, expected at most half", x.len());
+            bail!(
+                Internal,
+                "{pairs} rotated pairs in a head of {} elements, expected at most half",
+                x.len()
+            );
         }
         let table = slice(o.floats("table")?, position * pairs * 2, pairs * 2, "table")?;
         let cos: Vec<f32> = table.iter().step_by(2).copied().collect();

@@ -1,9 +1,9 @@
 //! Chooses the tokens that follow those of a sequence, and prepares its next run.
 
 use super::define::operator;
+use super::grid::Grid;
 use super::host::{Operands, slice};
 use super::tokens::Token;
-use super::grid::Grid;
 use super::tolerance::Tolerance;
 use crate::error::{Result, bail};
 use crate::sampling::{self, Choice, SETTINGS_WORDS, choose};
@@ -35,7 +35,11 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     }
     if tokens.len() > state.sampled.len() {
         let most = state.sampled.len();
-        bail!(Internal, "a run of {} tokens to sample after, expected at most {most}", tokens.len());
+        bail!(
+            Internal,
+            "a run of {} tokens to sample after, expected at most {most}",
+            tokens.len()
+        );
     }
     (state.count, state.drafted) = (0, tokens.len().saturating_sub(1) as u32);
     for (t, token) in tokens.iter().enumerate() {

@@ -1,9 +1,9 @@
 //! Begins a speculative step: the tokens that the draft head reads first, and the batch that verifies the drafts.
 
 use super::define::operator;
+use super::grid::Grid;
 use super::host::Operands;
 use super::tokens::Token;
-use super::grid::Grid;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 

@@ -1,8 +1,8 @@
 //! Sets the elements that a mask leaves out to zero.
 
 use super::define::operator;
-use super::host::{Operands, slice};
 use super::grid::Grid;
+use super::host::{Operands, slice};
 use super::tolerance::Tolerance;
 use crate::error::Result;
 
