@@ -9,8 +9,8 @@ use crate::source::{TensorId, Tensors};
 pub enum Fill {
     /// Zeros.
     Zero,
-    /// These words, then zeros.
-    Words(Vec<u32>),
+    /// The words 0, 1, 2, ... up to this many, then zeros.
+    Indices(u32),
     /// `(cos, sin)` of `position * inv_freq[i]`, both times `factor`: `[positions, inv_freq.len()]` pairs of f32.
     Rope {
         /// Radians for one position, one for each pair.
@@ -52,7 +52,7 @@ impl Fill {
     pub fn words(&self, tensors: &dyn Tensors) -> Result<Vec<u32>> {
         let (header, places, bias) = match self {
             Fill::Zero | Fill::Rope { .. } => return Ok(Vec::new()),
-            Fill::Words(words) => return Ok(words.clone()),
+            Fill::Indices(count) => return Ok((0..*count).collect()),
             Fill::Experts { header, places, bias } => (header, places, bias),
         };
         let vector = Vector {

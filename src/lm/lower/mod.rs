@@ -95,12 +95,11 @@ fn run_buffers(b: &mut Builder, model: &Model) -> Result<RunBuffers> {
     // A decoding run may have more tokens than a small chunk.
     let tokens = (b.options.chunk as usize).max(b.width());
     let slot_pages = b.options.ctx.div_ceil(KV_PAGE);
-    let pages = Fill::Words((0..slot_pages).collect());
     let has_head = model.mtp.is_some() && b.options.drafts != 0;
     Ok(RunBuffers {
         batch: b.words("batch", batch_len(tokens))?,
         slots: b.words("slots", size_of::<SlotState>() / 4)?,
-        pages: b.buffer("pages", u64::from(slot_pages) * 4, pages)?,
+        pages: b.buffer("pages", u64::from(slot_pages) * 4, Fill::Indices(slot_pages))?,
         settings: b.words("settings", sampling::SETTINGS_WORDS)?,
         seen: b.words("seen", model.vocab)?,
         draft_batch: match has_head {
