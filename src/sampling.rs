@@ -85,25 +85,25 @@ impl Sampling {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             bail!(
                 Usage,
-                "temperature {}: wanted a finite number of at least 0",
+                "temperature {}: expected a finite number of at least 0",
                 self.temperature
             );
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            bail!(Usage, "top-p {}: wanted more than 0 and at most 1", self.top_p);
+            bail!(Usage, "top-p {}: expected more than 0 and at most 1", self.top_p);
         }
         if !(0.0..=1.0).contains(&self.min_p) {
-            bail!(Usage, "min-p {}: wanted 0 to 1", self.min_p);
+            bail!(Usage, "min-p {}: expected 0 to 1", self.min_p);
         }
         if !(0.01..=100.0).contains(&self.repeat_penalty) {
-            bail!(Usage, "repeat penalty {}: wanted 0.01 to 100", self.repeat_penalty);
+            bail!(Usage, "repeat penalty {}: expected 0.01 to 100", self.repeat_penalty);
         }
         for (name, penalty) in [
             ("presence", self.presence_penalty),
             ("frequency", self.frequency_penalty),
         ] {
             if !(-100.0..=100.0).contains(&penalty) {
-                bail!(Usage, "{name} penalty {penalty}: wanted -100 to 100");
+                bail!(Usage, "{name} penalty {penalty}: expected -100 to 100");
             }
         }
         Ok(())
@@ -118,7 +118,7 @@ impl Sampling {
     pub fn words(&self, stops: &[u32]) -> Result<Vec<u32>> {
         self.validate()?;
         if stops.len() > MAX_STOPS {
-            bail!(Usage, "{} stop tokens, wanted at most {MAX_STOPS}", stops.len());
+            bail!(Usage, "{} stop tokens, expected at most {MAX_STOPS}", stops.len());
         }
         // A temperature this small is greedy. This avoids a division by almost 0.
         let greedy = self.temperature < 1e-4;

@@ -90,7 +90,7 @@ fn all_16_bit_floats_are_what_their_bits_mean() {
             let same = found == wanted && found.is_sign_negative() == wanted.is_sign_negative();
             assert!(
                 same || found.is_nan() && wanted.is_nan(),
-                "{exponent_bits}+{mantissa_bits} bits {bits:04x}: wanted {wanted:e}, found {found:e}"
+                "{exponent_bits}+{mantissa_bits} bits {bits:04x}: expected {wanted:e}, found {found:e}"
             );
         }
     }
@@ -122,7 +122,7 @@ fn payloads_decode_to_the_golden_values() {
                     || (f64::from(found) - f64::from(wanted)).abs() <= rtol * f64::from(wanted).abs();
                 assert!(
                     same,
-                    "{name} {}: element {i}: wanted {wanted:e}, found {found:e}",
+                    "{name} {}: element {i}: expected {wanted:e}, found {found:e}",
                     case["name"]
                 );
             }

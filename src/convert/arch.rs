@@ -31,7 +31,7 @@ impl Dims {
     pub fn arch(self, family: &Family, tensors: usize) -> Result<Arch> {
         let size = |name: &str, value: u64| {
             if value == 0 || value > MAX_DIM {
-                bail!(UnsupportedModel, "the {name} is {value}, wanted 1 to {MAX_DIM}");
+                bail!(UnsupportedModel, "the {name} is {value}, expected 1 to {MAX_DIM}");
             }
             Ok(value as usize)
         };
@@ -123,14 +123,14 @@ pub(super) fn frequencies(arch: &Arch) -> Result<usize> {
     if !(factor > 0.0 && factor <= 1.0) {
         bail!(
             UnsupportedModel,
-            "the partial rotary factor is {factor}, wanted more than 0 and at most 1"
+            "the partial rotary factor is {factor}, expected more than 0 and at most 1"
         );
     }
     let rotated = (arch.head_dim as f64 * factor) as usize;
     if rotated == 0 || !rotated.is_multiple_of(2) {
         bail!(
             UnsupportedModel,
-            "{rotated} of {} head dimensions rotate, wanted an even number of at least 2",
+            "{rotated} of {} head dimensions rotate, expected an even number of at least 2",
             arch.head_dim
         );
     }

@@ -170,7 +170,7 @@ impl<'a> Matrix<'a> {
         let ([upper_rows, cols], [lower_rows, lower_cols]) = (&self.shape[..], &lower.shape[..]) else {
             bail!(
                 UnsupportedModel,
-                "wanted two matrices to stack, found shapes {:?} and {:?}",
+                "expected two matrices to stack, found shapes {:?} and {:?}",
                 self.shape,
                 lower.shape
             );

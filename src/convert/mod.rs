@@ -100,7 +100,7 @@ fn kind_of(src: &Path) -> Result<SourceKind> {
     }
     let shown = src.display();
     if !meta.is_file() {
-        bail!(Io, "{shown}: wanted a file or a directory, found a special file");
+        bail!(Io, "{shown}: expected a file or a directory, found a special file");
     }
     let mut start = Vec::new();
     let file = File::open(src).map_err(|err| Error::io(src, &err))?;
@@ -127,6 +127,6 @@ fn kind_of(src: &Path) -> Result<SourceKind> {
     }
     bail!(
         InvalidMagic,
-        "{shown}: wanted a directory, a .safetensors, a GGUF or a CMF file, found bytes {start:02x?}"
+        "{shown}: expected a directory, a .safetensors, a GGUF or a CMF file, found bytes {start:02x?}"
     );
 }

@@ -55,7 +55,7 @@ pub(super) fn linear(factor: f64, count: usize) -> Result<Vec<f64>> {
     if !(factor.is_finite() && factor > 0.0) {
         bail!(
             UnsupportedModel,
-            "linear rope scaling by {factor}, wanted a positive number"
+            "linear rope scaling by {factor}, expected a positive number"
         );
     }
     Ok(vec![factor; count])

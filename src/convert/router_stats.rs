@@ -20,13 +20,13 @@ impl RouterStats {
         let bad = |what: String| Error::new(Kind::Parse, format!("router statistics: {what}"));
         let value: Value = serde_json::from_slice(json).map_err(|err| bad(err.to_string()))?;
         let Some(found) = value.get("layers").and_then(Value::as_object) else {
-            return Err(bad("wanted an object with 'layers', an object".into()));
+            return Err(bad("expected an object with 'layers', an object".into()));
         };
         let mut layers = BTreeMap::new();
         for (layer, frequencies) in found {
             let number = layer
                 .parse()
-                .map_err(|_| bad(format!("wanted the number of a layer, found '{layer}'")))?;
+                .map_err(|_| bad(format!("expected the number of a layer, found '{layer}'")))?;
             let frequencies = frequencies.as_array().into_iter().flatten();
             let frequencies: Option<Vec<f64>> = frequencies
                 .map(|value| value.as_f64().filter(|frequency| *frequency >= 0.0))
@@ -35,7 +35,7 @@ impl RouterStats {
                 Some(frequencies) => drop(layers.insert(number, frequencies)),
                 None => {
                     return Err(bad(format!(
-                        "layer {layer}: wanted one number of at least 0 per expert, not all 0"
+                        "layer {layer}: expected one number of at least 0 per expert, not all 0"
                     )));
                 }
             }

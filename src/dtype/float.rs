@@ -38,7 +38,7 @@ pub const F16: Spec = Spec {
             let fits = value.abs() <= half::f16::MAX.to_f32();
             fits.then(|| half::f16::from_f32(value).to_le_bytes())
         };
-        encode(weights, payload, round, "wanted a magnitude up to 65504 for f16")
+        encode(weights, payload, round, "expected a magnitude up to 65504 for f16")
     }),
     planes: |_| Ok(Planes::F16),
     random: Some(|payload, _, deviation, random| {
@@ -61,7 +61,7 @@ pub const BF16: Spec = Spec {
             let rounded = half::bf16::from_f32(value);
             rounded.is_finite().then(|| rounded.to_le_bytes())
         };
-        encode(weights, payload, round, "wanted a magnitude that bf16 can hold")
+        encode(weights, payload, round, "expected a magnitude that bf16 can hold")
     }),
     planes: |_| Ok(Planes::Bf16),
     random: Some(|payload, _, deviation, random| {

@@ -156,7 +156,7 @@ fn check_overlay(count: u32, entry_bytes: usize, entries: &[u8]) -> Result<()> {
     if wanted != found {
         bail!(
             Parse,
-            "an overlay of {count} entries: wanted {wanted} bytes, found {found}"
+            "an overlay of {count} entries: expected {wanted} bytes, found {found}"
         );
     }
     Ok(())
@@ -169,7 +169,7 @@ fn check_pointers(table: &[u8]) -> Result<()> {
         if pointer < last || (row == 0 && pointer != 0) {
             bail!(
                 Parse,
-                "row_ptr[{row}] is {pointer}, wanted 0 first and no descent (before it: {last})"
+                "row_ptr[{row}] is {pointer}, expected 0 first and no descent (before it: {last})"
             );
         }
         last = pointer;
@@ -300,7 +300,7 @@ fn tiles<const BYTES: usize>(
                     outliers |= 1 << k;
                     let value = f16::from_f32(weight);
                     if value.is_infinite() {
-                        let (at, wanted) = (index * GROUP + k, "wanted an outlier that f16 can hold");
+                        let (at, wanted) = (index * GROUP + k, "expected an outlier that f16 can hold");
                         return Err(weights.refuse(Kind::UnsupportedTensorType, first, at, wanted, weight));
                     }
                     overlay.push(Outlier { row, col, value });
@@ -308,7 +308,7 @@ fn tiles<const BYTES: usize>(
             }
             let (scale, codes) = tile(group, outliers);
             if scale.is_infinite() {
-                let wanted = "wanted a group whose mean magnitude f16 can hold";
+                let wanted = "expected a group whose mean magnitude f16 can hold";
                 let (at, weight) = extreme(group);
                 let at = index * GROUP + at;
                 return Err(weights.refuse(Kind::UnsupportedTensorType, first, at, wanted, weight));

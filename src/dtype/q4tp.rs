@@ -107,7 +107,7 @@ fn encode(weights: &Weights, payload: &mut [u8]) -> Result<()> {
                 .iter()
                 .position(|value| value.abs() >= MAX_LOG.exp2())
                 .unwrap_or(0);
-            let wanted = "wanted a magnitude below 2^60";
+            let wanted = "expected a magnitude below 2^60";
             return Err(weights.refuse(Kind::UnsupportedTensorType, first, at, wanted, values[at]));
         }
         let rows = values

@@ -95,7 +95,7 @@ fn encode(weights: &Weights, col_scales: &[f32], payload: &mut [u8]) -> Result<(
                 if scale.is_infinite() {
                     let col = divided.iter().position(|value| value.abs() == top).unwrap_or(0);
                     let at = row * cols + col;
-                    let wanted = "wanted a magnitude whose 127th part fits f16";
+                    let wanted = "expected a magnitude whose 127th part fits f16";
                     return Err(weights.refuse(Kind::UnsupportedTensorType, first, at, wanted, values[col]));
                 }
                 *scale_bytes = scale.to_le_bytes();

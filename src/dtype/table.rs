@@ -153,12 +153,12 @@ impl Dtype {
         match self.size(shape)? {
             Size::Exact(wanted) if found != wanted => bail!(
                 Parse,
-                "{} of shape {shape:?}: wanted {wanted} bytes, found {found}",
+                "{} of shape {shape:?}: expected {wanted} bytes, found {found}",
                 self.name()
             ),
             Size::AtLeast(least) if found < least => bail!(
                 Parse,
-                "{} of shape {shape:?}: wanted at least {least} bytes, found {found}",
+                "{} of shape {shape:?}: expected at least {least} bytes, found {found}",
                 self.name()
             ),
             Size::Exact(_) => Ok(()),

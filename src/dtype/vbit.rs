@@ -143,7 +143,7 @@ fn encode(weights: &Weights, settings: &Settings, table: bool) -> Result<Vec<u8>
     if widths.len() != weights.rows {
         bail!(
             Parse,
-            "wanted {} bit widths, one per row, found {}",
+            "expected {} bit widths, one per row, found {}",
             weights.rows,
             widths.len()
         );
@@ -151,7 +151,7 @@ fn encode(weights: &Weights, settings: &Settings, table: bool) -> Result<Vec<u8>
     if let Some(row) = widths.iter().position(|width| !WIDTHS.contains(width)) {
         bail!(
             Parse,
-            "row {row}: wanted a width of 3, 4, 5, 6 or 8 bits, found {}",
+            "row {row}: expected a width of 3, 4, 5, 6 or 8 bits, found {}",
             widths[row]
         );
     }

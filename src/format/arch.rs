@@ -474,7 +474,7 @@ fn culprit(arch: &Value, err: &serde_json::Error) -> Error {
 }
 
 fn wrong<T>(name: impl Display, found: impl Display, wanted: impl Display) -> Result<T> {
-    bail!(Parse, "arch.{name} is {found}, wanted {wanted}")
+    bail!(Parse, "arch.{name} is {found}, expected {wanted}")
 }
 
 fn within(name: impl Display, value: usize, most: usize) -> Result<()> {
@@ -514,7 +514,7 @@ fn per_layer(name: impl Display, found: usize, layers: usize) -> Result<()> {
     if found != layers {
         bail!(
             Parse,
-            "arch.{name} has {found} entries, wanted one for each of {layers} layers"
+            "arch.{name} has {found} entries, expected one for each of {layers} layers"
         );
     }
     Ok(())

@@ -107,7 +107,7 @@ fn regular(path: &Path, meta: &std::fs::Metadata) -> Result<()> {
         } else {
             "a pipe, a device or another special file"
         };
-        bail!(Io, "{}: wanted a regular file, found {what}", path.display());
+        bail!(Io, "{}: expected a regular file, found {what}", path.display());
     }
     Ok(())
 }

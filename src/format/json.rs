@@ -16,7 +16,7 @@ pub fn parse(text: &[u8], what: &str) -> Result<Value> {
     if text.len() > MAX_BYTES {
         bail!(
             Parse,
-            "{what}: {} bytes of JSON, wanted at most {MAX_BYTES}",
+            "{what}: {} bytes of JSON, expected at most {MAX_BYTES}",
             text.len()
         );
     }
@@ -40,7 +40,7 @@ pub fn parse(text: &[u8], what: &str) -> Result<Value> {
 pub fn parse_object(text: &[u8], what: &str) -> Result<Map<String, Value>> {
     match parse(text, what)? {
         Value::Object(map) => Ok(map),
-        other => bail!(Parse, "{what}: wanted an object, found {}", kind_of(&other)),
+        other => bail!(Parse, "{what}: expected an object, found {}", kind_of(&other)),
     }
 }
 
@@ -167,7 +167,7 @@ mod tests {
         assert!(refusal(r#"{"a": 1e999}"#).contains("out of range"));
         assert!(refusal("").contains("EOF"));
         assert!(refusal("NaN").contains("line 1"));
-        assert!(refusal(vec![b' '; MAX_BYTES + 1]).contains("wanted at most"));
+        assert!(refusal(vec![b' '; MAX_BYTES + 1]).contains("expected at most"));
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub fn target(path: &Path) -> Result<PathBuf> {
 /// Errors: `Usage` for a path without a file name; `Io`, also if `path` exists and is not a regular file.
 pub fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
     if path.file_name().is_none() {
-        bail!(Usage, "{}: wanted the path of a file", path.display());
+        bail!(Usage, "{}: expected the path of a file", path.display());
     }
     // A rename would replace a device, or fail late on a directory.
     if std::fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {

@@ -76,7 +76,7 @@ fn check(arch: &Arch) -> Result<f32> {
     if !arch.hidden_size.is_multiple_of(4) {
         bail!(
             UnsupportedModel,
-            "arch.hidden_size {}: wanted a multiple of 4",
+            "arch.hidden_size {}: expected a multiple of 4",
             arch.hidden_size
         );
     }
@@ -85,7 +85,7 @@ fn check(arch: &Arch) -> Result<f32> {
         Some(NormStyle::Gemma) => Ok(1.0),
         None => bail!(
             UnsupportedModel,
-            "arch.norm_style is absent, wanted \"qwen\" or \"gemma\""
+            "arch.norm_style is absent, expected \"qwen\" or \"gemma\""
         ),
     }
 }

@@ -95,7 +95,7 @@ impl<'a> Binder<'a> {
             }
             (Some(rows), _) => bail!(
                 Parse,
-                "tensor '{}' has {rows} rows, wanted an even number",
+                "tensor '{}' has {rows} rows, expected an even number",
                 name("gate_up_proj.weight")
             ),
             (None, Some(width)) => {

@@ -45,14 +45,14 @@ impl Binder<'_> {
             if !dim.is_multiple_of(4) || dim > MAX_HEAD {
                 bail!(
                     UnsupportedModel,
-                    "linear {kind} heads of {dim} elements, wanted a multiple of 4 up to {MAX_HEAD}"
+                    "linear {kind} heads of {dim} elements, expected a multiple of 4 up to {MAX_HEAD}"
                 );
             }
         }
         if taps > MAX_TAPS {
             bail!(
                 UnsupportedModel,
-                "a convolution over {taps} positions, wanted at most {MAX_TAPS}"
+                "a convolution over {taps} positions, expected at most {MAX_TAPS}"
             );
         }
         let rows = |parts: [(usize, usize); 2]| {

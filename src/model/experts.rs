@@ -23,7 +23,7 @@ impl Binder<'_> {
         if rows == 0 || rows > constants.num_experts {
             bail!(
                 Parse,
-                "tensor '{router_name}' has {rows} rows, wanted 1 to arch.moe.num_experts, which is {}",
+                "tensor '{router_name}' has {rows} rows, expected 1 to arch.moe.num_experts, which is {}",
                 constants.num_experts
             );
         }

@@ -15,7 +15,7 @@ pub fn global(arch: &Arch) -> Result<Rope> {
         if factors.len() != inv_freq.len() {
             bail!(
                 Parse,
-                "arch.rope_freq_factors has {} entries, wanted {} rotated pairs",
+                "arch.rope_freq_factors has {} entries, expected {} rotated pairs",
                 factors.len(),
                 inv_freq.len()
             );
@@ -78,7 +78,7 @@ fn rotated(arch: &Arch, share: f64) -> Result<usize> {
     if rot == 0 || !rot.is_multiple_of(8) || !arch.head_dim.is_multiple_of(8) || arch.head_dim > 256 {
         bail!(
             UnsupportedModel,
-            "head_dim {} of which {rot} elements are rotated: wanted multiples of 8, at most 256",
+            "head_dim {} of which {rot} elements are rotated: expected multiples of 8, at most 256",
             arch.head_dim
         );
     }

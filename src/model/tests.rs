@@ -371,7 +371,12 @@ fn unknown_layer_types_and_unsupported_constants_are_refused() {
         ("attention_sink", json!(true), Kind::UnsupportedModel, "attention_sink"),
         ("hidden_size", json!(18), Kind::UnsupportedModel, "multiple of 4"),
         ("partial_rotary_factor", json!(0.5), Kind::UnsupportedModel, "rotated"),
-        ("rope_freq_factors", json!([1.0]), Kind::Parse, "wanted 4 rotated pairs"),
+        (
+            "rope_freq_factors",
+            json!([1.0]),
+            Kind::Parse,
+            "expected 4 rotated pairs",
+        ),
     ] {
         let err = refusal(key, value);
         assert!(err.kind == kind && err.message.contains(wanted), "{key}: {err}");

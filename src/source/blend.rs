@@ -94,7 +94,7 @@ fn check(weights: &[(String, f32)]) -> Result<()> {
         if !(weight.is_finite() && *weight >= 0.0) {
             bail!(
                 Usage,
-                "skill '{id}' has weight {weight}, wanted a finite number of at least 0"
+                "skill '{id}' has weight {weight}, expected a finite number of at least 0"
             );
         }
         if weights[..i].iter().any(|(other, _)| other == id) {
@@ -105,7 +105,7 @@ fn check(weights: &[(String, f32)]) -> Result<()> {
     if (sum - 1.0).abs() > SUM_TOLERANCE {
         return Err(Error::new(
             Kind::Usage,
-            format!("the weights of a blend sum to {sum}, wanted 1"),
+            format!("the weights of a blend sum to {sum}, expected 1"),
         ));
     }
     Ok(())

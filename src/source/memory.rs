@@ -54,7 +54,7 @@ impl Tensors for MemoryTensors {
 
     fn bytes(&self, id: TensorId) -> Result<&[u8]> {
         let payload = self.payloads.get(id).map(Vec::as_slice);
-        payload.ok_or_else(|| Error::new(Kind::Usage, format!("tensor {id} of {}", self.payloads.len())))
+        payload.ok_or_else(|| Error::new(Kind::Internal, format!("tensor {id} of {}", self.payloads.len())))
     }
 
     fn release(&self, _id: TensorId) {}

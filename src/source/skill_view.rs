@@ -92,7 +92,7 @@ impl<T: Deref<Target: Tensors> + Send + Sync> Tensors for SkillView<T> {
     fn bytes(&self, id: TensorId) -> Result<&[u8]> {
         match self.stored_id(id) {
             Some(id) => self.tensors.bytes(id),
-            None => bail!(Usage, "tensor {id} of {}", self.infos.len()),
+            None => bail!(Internal, "tensor {id} of {}", self.infos.len()),
         }
     }
 

@@ -14,7 +14,7 @@ pub trait Tensors: Send + Sync {
 
     /// The payload. Pages of a file are read when they are touched.
     ///
-    /// Errors: `Usage` for an invalid id, `Io` if the file was truncated.
+    /// Errors: `Internal` for an invalid id, `Io` if the file was truncated.
     fn bytes(&self, id: TensorId) -> Result<&[u8]>;
 
     /// Task masks over these tensors, if there are any.

@@ -226,7 +226,7 @@ impl Shape {
     /// The same with the first `layers` layers only. Errors: `Usage` for none, or for more than there are.
     pub fn with_layers(self, layers: usize) -> Result<Shape> {
         if !(1..=self.layers).contains(&layers) {
-            bail!(Usage, "{layers} layers of {}, wanted 1 to {}", self.name, self.layers);
+            bail!(Usage, "{layers} layers of {}, expected 1 to {}", self.name, self.layers);
         }
         Ok(Shape { layers, ..self })
     }

@@ -14,7 +14,7 @@ pub(super) fn check(model: &CmfContainer) -> Result<()> {
     if model.is_skill_file() {
         bail!(
             SkillFile,
-            "this is a skill file, wanted a model; apply the skill to its base first"
+            "this is a skill file, expected a model; apply the skill to its base first"
         );
     }
     model

@@ -28,7 +28,7 @@ impl RoutingStats {
     pub fn parse(text: &[u8]) -> Result<RoutingStats> {
         let whole = json::parse_object(text, "statistics")?;
         let Some(Value::Object(layers)) = whole.get("layers") else {
-            bail!(Parse, "statistics: wanted a member 'layers' that is an object");
+            bail!(Parse, "statistics: expected a member 'layers' that is an object");
         };
         let mut stats = BTreeMap::new();
         for (layer, counts) in layers {
@@ -38,7 +38,7 @@ impl RoutingStats {
             let (Ok(layer), Some(Some(counts))) = (layer.parse(), numbers) else {
                 bail!(
                     Parse,
-                    "statistics: layer '{layer}': wanted a layer number with an array of counts"
+                    "statistics: layer '{layer}': expected a layer number with an array of counts"
                 );
             };
             if counts.iter().any(|&count| !(count >= 0.0 && count.is_finite())) {
@@ -72,7 +72,7 @@ impl Kept {
     /// `UnsupportedModel` for a network without experts.
     fn new(model: &CmfContainer, stats: &RoutingStats, cover: f64) -> Result<Kept> {
         if !(cover > 0.0 && cover <= 1.0) {
-            bail!(Usage, "cover is {cover}, wanted more than 0 and at most 1");
+            bail!(Usage, "cover is {cover}, expected more than 0 and at most 1");
         }
         let experts = experts(model);
         if experts.is_empty() {

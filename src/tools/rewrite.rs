@@ -154,6 +154,6 @@ pub(super) fn object<'a>(map: &'a mut Map<String, Value>, name: &str) -> Result<
     }
     match value {
         Value::Object(object) => Ok(object),
-        other => bail!(Parse, "header.{name}: wanted an object, found {}", kind_of(other)),
+        other => bail!(Parse, "header.{name}: expected an object, found {}", kind_of(other)),
     }
 }

@@ -81,7 +81,7 @@ fn target(model: &Path, out: &Path) -> Result<(PathBuf, String)> {
     let nameless = |path: &Path| {
         Error::new(
             Kind::Usage,
-            format!("{}: wanted a path with a file name", path.display()),
+            format!("{}: expected a path with a file name", path.display()),
         )
     };
     if out.is_dir() {

@@ -31,7 +31,7 @@ impl PublicKey {
     /// Parses a key of 64 hex digits. Errors: `Usage` for anything else.
     pub fn from_hex(text: &str) -> Result<PublicKey> {
         let bytes =
-            from_hex(text).ok_or_else(|| Error::new(Kind::Usage, "invalid public key, wanted 64 hex digits"))?;
+            from_hex(text).ok_or_else(|| Error::new(Kind::Usage, "invalid public key, expected 64 hex digits"))?;
         Ok(PublicKey(bytes))
     }
 
@@ -128,7 +128,7 @@ pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -
             None => Ok(Verdict::Unsigned),
             Some(_) => bail!(
                 SignatureInvalid,
-                "the model is not signed, wanted a signature of the given key"
+                "the model is not signed, expected a signature of the given key"
             ),
         };
     };
@@ -160,7 +160,7 @@ pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -
     if let Some(pinned) = pinned.filter(|pinned| *pinned != key) {
         bail!(
             SignatureInvalid,
-            "signed by {}, wanted {}",
+            "signed by {}, expected {}",
             key.to_hex(),
             pinned.to_hex()
         );
@@ -191,18 +191,18 @@ impl Claim {
             Some(Value::String(text)) => Ok(text.as_str()),
             Some(other) => bail!(
                 SignatureInvalid,
-                "{name}: wanted a string, found {}",
+                "{name}: expected a string, found {}",
                 json::kind_of(other)
             ),
             None => bail!(SignatureInvalid, "{name} is missing"),
         };
         let algorithm = text("alg")?;
         if algorithm != ALGORITHM {
-            bail!(SignatureInvalid, "alg is '{algorithm}', wanted '{ALGORITHM}'");
+            bail!(SignatureInvalid, "alg is '{algorithm}', expected '{ALGORITHM}'");
         }
         fn member<const N: usize>(name: &str, text: &str) -> Result<[u8; N]> {
             from_hex(text).ok_or_else(|| {
-                let message = format!("{name}: wanted {} hex digits, found {} bytes", 2 * N, text.len());
+                let message = format!("{name}: expected {} hex digits, found {} bytes", 2 * N, text.len());
                 Error::new(Kind::SignatureInvalid, message)
             })
         }
@@ -240,7 +240,7 @@ fn signing_key(path: &Path) -> Result<SigningKey> {
         .and_then(|text| from_hex(text.trim()))
         // The text omits the file's content, which may be a mistyped secret.
         .ok_or_else(|| {
-            let message = format!("{}: wanted a key, 32 bytes as 64 hex digits", path.display());
+            let message = format!("{}: expected a key, 32 bytes as 64 hex digits", path.display());
             Error::new(Kind::Parse, message)
         })?;
     Ok(SigningKey::from_bytes(&seed))
@@ -339,18 +339,18 @@ mod tests {
         let with = |from: &str, to: &str| FOREIGN.replace(from, to);
         let cases = [
             (String::new(), "EOF"),
-            ("[]".into(), "wanted an object"),
+            ("[]".into(), "expected an object"),
             ("[".repeat(10_000), "recursion"),
             (" ".repeat(20_000), "more than"),
             (with("ed25519-sha256", "rsa"), "alg is 'rsa'"),
-            (with("\"ed25519-sha256\"", "7"), "alg: wanted a string"),
+            (with("\"ed25519-sha256\"", "7"), "alg: expected a string"),
             (with("\"alg\"", "\"algorithm\""), "alg is missing"),
-            (with("d1890e", "d1890"), "pubkey: wanted 64 hex digits"),
-            (with("d1890e", "d1890eff"), "pubkey: wanted 64 hex digits"),
-            (with("d1890e", "g1890e"), "pubkey: wanted 64 hex digits"),
-            (with("d1890e", "+1890e"), "pubkey: wanted 64 hex digits"),
-            (with("c6b976", "éb976"), "sha256: wanted 64 hex digits"),
-            (with("807d05", ""), "sig: wanted 128 hex digits"),
+            (with("d1890e", "d1890"), "pubkey: expected 64 hex digits"),
+            (with("d1890e", "d1890eff"), "pubkey: expected 64 hex digits"),
+            (with("d1890e", "g1890e"), "pubkey: expected 64 hex digits"),
+            (with("d1890e", "+1890e"), "pubkey: expected 64 hex digits"),
+            (with("c6b976", "éb976"), "sha256: expected 64 hex digits"),
+            (with("807d05", ""), "sig: expected 128 hex digits"),
             (with("{\"alg\"", "{\"sig\": \"00\", \"alg\""), "appears twice"),
         ];
         for (text, says) in cases {

@@ -316,7 +316,7 @@ fn check_base(base: &CmfContainer, skill: &CmfContainer) -> Result<()> {
         if found != wanted {
             bail!(
                 SkillFile,
-                "skill '{}' belongs to another base: wanted directory hash {wanted:016x}, found {found:016x}",
+                "skill '{}' belongs to another base: expected directory hash {wanted:016x}, found {found:016x}",
                 record.id
             );
         }
@@ -366,7 +366,7 @@ fn runnable(model: &CmfContainer) -> Result<()> {
     if model.is_skill_file() {
         bail!(
             SkillFile,
-            "{}: this is a skill file, wanted a model",
+            "{}: this is a skill file, expected a model",
             model.shard_paths()[0].display()
         );
     }
@@ -480,7 +480,7 @@ fn registry(header: &mut Map<String, Value>) -> Result<&mut Vec<Value>> {
     }
     value
         .as_array_mut()
-        .ok_or_else(|| Error::new(Kind::Parse, "header.skills: wanted an array"))
+        .ok_or_else(|| Error::new(Kind::Parse, "header.skills: expected an array"))
 }
 
 /// A note if the model has a signature, which a change of the file invalidates.

@@ -24,7 +24,7 @@ fn close(what: &str, found: &[f32], expected: &[crate::golden::Row]) {
     for (i, row) in expected.iter().enumerate() {
         for (k, (found, wanted)) in rows.next().unwrap().iter().zip(&row.values).enumerate() {
             let near = (found - wanted).abs() < 1e-3 - row.slack;
-            assert!(near, "{what}, row {i}, element {k}: wanted {wanted}, found {found}");
+            assert!(near, "{what}, row {i}, element {k}: expected {wanted}, found {found}");
         }
     }
 }

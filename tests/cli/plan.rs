@@ -11,7 +11,7 @@ fn plan(spec: &str, more: &[&str]) -> Value {
 fn number(value: &Value) -> u64 {
     value
         .as_u64()
-        .unwrap_or_else(|| panic!("wanted a number, found {value}"))
+        .unwrap_or_else(|| panic!("expected a number, found {value}"))
 }
 
 fn decode(report: &Value) -> &Value {

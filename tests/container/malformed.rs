@@ -45,7 +45,7 @@ pub(super) fn check(cases: Vec<Case>) {
     for Case { what, file, kind, says } in cases {
         match refusal(&file) {
             Ok(err) if err.kind == kind && err.message.contains(says) => {}
-            Ok(err) => wrong.push(format!("{what}: wanted {}: ..{says}.., found {err}", kind.name())),
+            Ok(err) => wrong.push(format!("{what}: expected {}: ..{says}.., found {err}", kind.name())),
             Err(found) => wrong.push(format!("{what}: {found}")),
         }
     }
@@ -92,7 +92,7 @@ fn foreign_and_short_files() {
         (b"version https://git-lfs.github.com/spec/v1", "git-lfs pointer"),
         (b"\x28\xB5\x2F\xFD", "zstd"),
         (b"\x40\0\0\0\0\0\0\0{\"a\":", "safetensors"),
-        (b"x", "wanted magic [43, 4D, 46, 01], found [78]"),
+        (b"x", "expected magic [43, 4D, 46, 01], found [78]"),
     ];
     for (start, says) in foreign {
         cases.push(case(
@@ -177,7 +177,7 @@ fn envelope() {
         case("directory hash", word(0x78, 1), HashMismatch, "directory at"),
         case("a header byte", patched(140, b"X"), HashMismatch, "header"),
         case("empty header", word(0x18, 0), HashMismatch, "header"),
-        case("directory of 15 bytes", word(0x28, 15), Bounds, "wanted at least 16"),
+        case("directory of 15 bytes", word(0x28, 15), Bounds, "expected at least 16"),
     ];
     for version in [0u32, 1, 3, u32::MAX] {
         let file = patched(4, &version.to_le_bytes());
@@ -367,7 +367,7 @@ fn directory() {
             "65536 x 65536",
             first(|r| r.shape = [65536, 65536, 0, 0, 0, 0]),
             Parse,
-            "wanted 17179869184 bytes, found 60",
+            "expected 17179869184 bytes, found 60",
         ),
         case(
             "q8_row of 1 dimension",
@@ -497,7 +497,7 @@ fn tables_inside_payloads() {
             "q1s count",
             payload("q1s", |p| p[12] = 3),
             Parse,
-            "overlay of 3 entries: wanted 18 bytes, found 12",
+            "overlay of 3 entries: expected 18 bytes, found 12",
         ),
         case(
             "q1s count 2^32-1",
@@ -521,7 +521,7 @@ fn tables_inside_payloads() {
                 format!("{name} width {width}"),
                 file,
                 Parse,
-                "row 1: wanted a bit width",
+                "row 1: expected a bit width",
             ));
         }
     }

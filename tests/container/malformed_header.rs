@@ -38,9 +38,9 @@ fn header_text() {
             "blanks",
             text(vec![b' '; (64 << 20) + 1]),
             Parse,
-            "wanted at most 67108864",
+            "expected at most 67108864",
         ),
-        case("no object", text("[1]"), Parse, "wanted an object, found an array"),
+        case("no object", text("[1]"), Parse, "expected an object, found an array"),
         case(
             "garbage behind",
             text(json.clone() + "}"),
@@ -114,7 +114,7 @@ fn header_members() {
             "arch no object",
             header(|h| h["arch"] = json!([])),
             Parse,
-            "header.arch: wanted an object",
+            "header.arch: expected an object",
         ),
         case(
             "eos negative",
@@ -126,7 +126,7 @@ fn header_members() {
             "eos too large",
             header(|h| h["tokenizer_config"]["eos_token_ids"] = json!([5, 32])),
             Parse,
-            "has 32, wanted ids below",
+            "has 32, expected ids below",
         ),
         case(
             "skills no array",
@@ -186,14 +186,14 @@ fn arch_values() {
         ("num_loops", json!(1u64 << 62), "arch.num_loops is 4611686018427387904"),
         ("num_attention_heads", json!(0), "arch.num_attention_heads is 0"),
         ("num_kv_heads", json!(0), "arch.num_kv_heads is 0"),
-        ("num_kv_heads", json!(8), "arch.num_kv_heads is 8, wanted 1 to 4"),
+        ("num_kv_heads", json!(8), "arch.num_kv_heads is 8, expected 1 to 4"),
         (
             "num_kv_heads",
             json!(3),
-            "arch.num_attention_heads is 4, wanted a multiple of num_kv_heads, 3",
+            "arch.num_attention_heads is 4, expected a multiple of num_kv_heads, 3",
         ),
         ("head_dim", json!(0), "arch.head_dim is 0"),
-        ("head_dim", json!(15), "arch.head_dim is 15, wanted an even number"),
+        ("head_dim", json!(15), "arch.head_dim is 15, expected an even number"),
         ("vocab_size", json!(0), "arch.vocab_size is 0"),
         (
             "layer_types",
@@ -255,7 +255,7 @@ fn arch_values() {
         (
             "yarn",
             yarn(json!({"beta_fast": 0.5})),
-            "arch.yarn.beta_fast is 0.5, wanted at least beta_slow, 1",
+            "arch.yarn.beta_fast is 0.5, expected at least beta_slow, 1",
         ),
         (
             "yarn",
@@ -305,7 +305,7 @@ fn arch_values() {
             "arch.mtp.num_layers is 1000000000",
         ),
         ("moe", moe(json!({"top_k": 0})), "arch.moe.top_k is 0"),
-        ("moe", moe(json!({"top_k": 9})), "arch.moe.top_k is 9, wanted 1 to 8"),
+        ("moe", moe(json!({"top_k": 9})), "arch.moe.top_k is 9, expected 1 to 8"),
         (
             "moe",
             moe(json!({"num_experts": 1u64 << 31})),

@@ -146,7 +146,7 @@ fn loops_can_have_rows_of_their_own() {
     assert_eq!(plain.masks[0].ffn_count(2), plain.masks[0].ffn_count(0));
     assert!(
         Masks::parse(&bytes, SHAPE).is_err(),
-        "rows of passes where layers are wanted"
+        "rows of passes where layers are expected"
     );
 }
 
@@ -199,7 +199,7 @@ fn malformed_descriptions_are_refused() {
             Kind::Parse,
             "recursion limit",
         ),
-        ("an array", section("[]", 0), Kind::Parse, "wanted an object"),
+        ("an array", section("[]", 0), Kind::Parse, "expected an object"),
         (
             "masks of another type",
             described(|m| m["masks"] = json!({})),
@@ -270,19 +270,19 @@ fn malformed_bits_are_refused() {
             "a byte short",
             described(|m| m["masks"][0]["blob_len"] = json!(6)),
             Kind::Parse,
-            "6 bytes of bits, wanted 7",
+            "6 bytes of bits, expected 7",
         ),
         (
             "a byte long",
             described(|m| m["masks"][0]["blob_len"] = json!(8)),
             Kind::Parse,
-            "8 bytes of bits, wanted 7",
+            "8 bytes of bits, expected 7",
         ),
         (
             "huge",
             described(|m| m["masks"][0]["blob_len"] = json!(u64::MAX)),
             Kind::Parse,
-            "bytes of bits, wanted 7",
+            "bytes of bits, expected 7",
         ),
         (
             "odd offset",
@@ -324,13 +324,13 @@ fn malformed_bits_are_refused() {
             "experts missing",
             described(|m| m["masks"][0]["has_expert_fields"] = json!(true)),
             Kind::Parse,
-            "wanted 9",
+            "expected 9",
         ),
         (
             "experts ignored",
             described(|m| m["masks"][1]["has_expert_fields"] = json!(false)),
             Kind::Parse,
-            "wanted 7",
+            "expected 7",
         ),
         (
             "phantom neuron",

@@ -292,7 +292,7 @@ fn verify_checks_payloads_with_a_valid_checksum() {
         );
         assert!(
             failure.error.message.contains(says),
-            "{name}: wanted ..{says}.., found {}",
+            "{name}: expected ..{says}.., found {}",
             failure.error
         );
     }

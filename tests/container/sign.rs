@@ -46,7 +46,7 @@ fn a_signature_is_valid_for_one_file_and_one_key() {
     let other = signed(&paths[0], &dir.path().join("b"));
     assert_ne!(other, key);
     assert!(
-        checked(&paths, Some(key)).unwrap_err().contains("wanted"),
+        checked(&paths, Some(key)).unwrap_err().contains("expected"),
         "another signer than the pinned one"
     );
     signed(&paths[0], &dir.path().join("a"));
@@ -67,7 +67,7 @@ fn only_regular_files_are_read_as_signatures() {
     let (_dir, paths) = copies(&["qwen2-q4tp-gfx-skillfile.cmf"]);
     let beside = path_beside(&paths[0]);
     std::fs::create_dir(&beside).unwrap();
-    assert!(checked(&paths, None).unwrap_err().contains("wanted a regular file"));
+    assert!(checked(&paths, None).unwrap_err().contains("expected a regular file"));
     std::fs::remove_dir(&beside).unwrap();
     std::fs::write(&beside, vec![b' '; 10 << 20]).unwrap();
     assert!(checked(&paths, None).unwrap_err().contains("more than"));
@@ -75,7 +75,7 @@ fn only_regular_files_are_read_as_signatures() {
     {
         std::fs::remove_file(&beside).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &beside).unwrap();
-        assert!(checked(&paths, None).unwrap_err().contains("wanted a regular file"));
+        assert!(checked(&paths, None).unwrap_err().contains("expected a regular file"));
     }
 }
 

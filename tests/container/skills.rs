@@ -68,7 +68,7 @@ fn malformed_registries_are_refused() {
     let id = |id: &str| json!([{ "id": id }]);
     let cases: [(Value, &str); 24] = [
         (json!({}), "skills"),
-        (json!(["a"]), "wanted an object"),
+        (json!(["a"]), "expected an object"),
         (json!([{}]), "missing field `id`"),
         (json!([{"id": 1}]), "invalid type"),
         (id(""), "skill id ''"),
@@ -83,12 +83,12 @@ fn malformed_registries_are_refused() {
         (id(&"x".repeat(10_000)), "skill id"),
         (json!([{"id": "a"}, {"id": "a"}]), "two skills have the id 'a'"),
         (json!([{"id": "a", "layers": [-1]}]), "header.skills[0]"),
-        (json!([{"id": "a", "base_dir_hash": "zz"}]), "wanted 16 hex digits"),
-        (json!([{"id": "a", "base_dir_hash": ""}]), "wanted 16 hex digits"),
+        (json!([{"id": "a", "base_dir_hash": "zz"}]), "expected 16 hex digits"),
+        (json!([{"id": "a", "base_dir_hash": ""}]), "expected 16 hex digits"),
         (selection(|s| s["mean"] = json!("!")), "mean is not base64"),
         (
             selection(|s| s["mean"] = json!(ones(2))),
-            "mean has 128 values, wanted 64",
+            "mean has 128 values, expected 64",
         ),
         (selection(|s| s["basis"] = json!("ADw=")), "basis has 1 values"),
         (selection(|s| s["rank"] = json!(2)), "basis has 64 values"),

@@ -248,7 +248,7 @@ fn unsupported_configurations_are_refused() {
         (
             "phi3_longrope",
             |c| c["rope_scaling"]["short_factor"] = json!([1.0]),
-            "wanted 16 numbers",
+            "expected 16 numbers",
         ),
         (
             "phi3_longrope",

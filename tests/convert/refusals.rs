@@ -37,7 +37,7 @@ fn configurations() {
         (
             |c| drop(c.insert("model_type".into(), 5.into())),
             Kind::Parse,
-            "'model_type': wanted a string",
+            "'model_type': expected a string",
         ),
         (
             |c| drop(c.insert("hidden_act".into(), "relu2".into())),

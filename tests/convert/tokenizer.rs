@@ -322,7 +322,7 @@ fn unsupported_tokenizers_are_refused_by_name() {
         ),
         (
             |f| f.set("tokenizer.ggml.token_type", Meta::F32s(vec![1.0])),
-            "wanted an array of integers",
+            "expected an array of integers",
         ),
         (
             |f| f.set("tokenizer.ggml.eos_token_id", Meta::U32(544)),
@@ -351,7 +351,7 @@ fn unsupported_tokenizers_are_refused_by_name() {
         (|f| edit_tokens(f, |tokens| tokens[7].clear()), "token 7 is empty"),
         (
             |f| f.set("tokenizer.ggml.tokens", Meta::Str("a".into())),
-            "wanted an array of strings, found string",
+            "expected an array of strings, found string",
         ),
     ];
     for (edit, wanted) in cases {

@@ -112,7 +112,7 @@ fn routes_are_the_recorded_ones(name: &'static str, place: Place) {
                 let close = (found - wanted).abs() <= 2e-5;
                 assert!(
                     close,
-                    "{name}, layer {layer}, weight {i}: wanted {wanted}, found {found}"
+                    "{name}, layer {layer}, weight {i}: expected {wanted}, found {found}"
                 );
             }
         }
@@ -159,7 +159,7 @@ fn a_mixture_takes_four_dispatches_and_reads_the_chosen_experts_only() {
         let wanted = (rows * hidden * 2) as u64;
         assert!(
             weights.abs_diff(wanted) < 16,
-            "{name}: {weights} bytes, wanted {wanted}"
+            "{name}: {weights} bytes, expected {wanted}"
         );
         assert!(plan.weight_bytes_read(ProgramKind::Decode) < plan.graph.weight_bytes());
     }

@@ -232,7 +232,7 @@ fn impossible_headers_are_refused_by_name() {
             "mixture",
             json!({"arch": {"moe": {"num_experts": 7}}}),
             Kind::Parse,
-            "'model.layers.5.mlp.gate.weight' has 8 rows, wanted 1 to arch.moe.num_experts, which is 7",
+            "'model.layers.5.mlp.gate.weight' has 8 rows, expected 1 to arch.moe.num_experts, which is 7",
         ),
         (
             "mixture",

@@ -147,7 +147,7 @@ fn close(what: &str, found: &[Vec<f32>], wanted: &[Row]) {
         for (k, (f, w)) in found.iter().zip(values).enumerate() {
             // A NaN is not close to anything.
             let close = (f - w).abs() <= TOLERANCE - slack;
-            assert!(close, "{what}, row {i}, element {k}: wanted {w}, found {f}");
+            assert!(close, "{what}, row {i}, element {k}: expected {w}, found {f}");
         }
     }
 }

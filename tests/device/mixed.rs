@@ -107,7 +107,7 @@ fn a_mixed_model_computes_what_the_plain_one_computes() {
             for (i, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
                 assert!(
                     (found - wanted).abs() <= 1e-3,
-                    "{name}, {place:?}, logit {i}: {found}, wanted {wanted}"
+                    "{name}, {place:?}, logit {i}: {found}, expected {wanted}"
                 );
             }
         }

@@ -95,7 +95,7 @@ fn assert_close(found: &[f32], wanted: &[f32], what: &str) {
     assert!(largest > 0.5, "{what}: logits of at most {largest} show nothing");
     for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
         let close = (found - wanted).abs() <= 1e-5 * largest;
-        assert!(close, "{what}, logit {i}: {found}, wanted {wanted}");
+        assert!(close, "{what}, logit {i}: {found}, expected {wanted}");
     }
 }
 
@@ -303,7 +303,7 @@ fn they_take_one_more_dispatch_and_read_the_chosen_ones_only() {
         let more = plan.weight_bytes_read(ProgramKind::Speculate) - plan.weight_bytes_read(ProgramKind::Decode);
         assert!(
             more.abs_diff(2 * wanted) * 50 <= 2 * wanted,
-            "{name}: {more}, wanted {}",
+            "{name}: {more}, expected {}",
             2 * wanted
         );
     }

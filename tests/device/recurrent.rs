@@ -72,7 +72,7 @@ fn states_are_the_recorded_ones(session: &mut Session) {
     let close = |what: &str, found: &[f32], wanted: &[f32]| {
         assert_eq!(found.len(), wanted.len());
         for (i, (f, w)) in found.iter().zip(wanted).enumerate() {
-            assert!((f - w).abs() <= 1e-4, "{what}, element {i}: wanted {w}, found {f}");
+            assert!((f - w).abs() <= 1e-4, "{what}, element {i}: expected {w}, found {f}");
         }
     };
     for (layer, found) in states(session).iter().enumerate() {

@@ -183,7 +183,7 @@ fn prompts_find_the_skills_that_another_writer_found() {
             for found in &found {
                 let wanted = route["E"][&found.id].as_f64().unwrap();
                 let off = (found.energy - wanted).abs();
-                assert!(off < 1e-4, "host {on_host}: {found:?}, wanted {wanted}");
+                assert!(off < 1e-4, "host {on_host}: {found:?}, expected {wanted}");
             }
         }
         // Routing looks at the backbone.

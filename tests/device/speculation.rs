@@ -632,7 +632,7 @@ fn drafts_are_the_recorded_ones(name: &str, place: Place) {
                     let close = (f - w).abs() <= TOLERANCE - wanted.slack;
                     assert!(
                         close,
-                        "{name}, {hidden}, position {p}, token {k}: wanted {w}, found {f}"
+                        "{name}, {hidden}, position {p}, token {k}: expected {w}, found {f}"
                     );
                 }
             }

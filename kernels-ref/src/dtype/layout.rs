@@ -29,7 +29,7 @@ impl Bytes {
     pub fn exactly(self, payload: &[u8]) -> Result<(), BadPayload> {
         let wanted = self.get()?;
         if payload.len() != wanted {
-            return Err(BadPayload(format!("wanted {wanted} bytes, found {}", payload.len())));
+            return Err(BadPayload(format!("expected {wanted} bytes, found {}", payload.len())));
         }
         Ok(())
     }
@@ -40,7 +40,7 @@ impl Bytes {
 pub fn check_matrix(rows: usize, cols: usize) -> Result<(), BadPayload> {
     if rows == 0 || cols == 0 {
         return Err(BadPayload(format!(
-            "wanted at least one row and one column, found {rows} x {cols}"
+            "expected at least one row and one column, found {rows} x {cols}"
         )));
     }
     Ok(())
@@ -51,7 +51,7 @@ pub fn groups_per_row(rows: usize, cols: usize) -> Result<usize, BadPayload> {
     check_matrix(rows, cols)?;
     if !cols.is_multiple_of(GROUP) {
         return Err(BadPayload(format!(
-            "wanted columns in whole groups of {GROUP}, found {cols}"
+            "expected columns in whole groups of {GROUP}, found {cols}"
         )));
     }
     Ok(cols / GROUP)
@@ -61,7 +61,7 @@ pub fn groups_per_row(rows: usize, cols: usize) -> Result<usize, BadPayload> {
 pub fn split<'a>(payload: &'a [u8], len: usize, what: &str) -> Result<(&'a [u8], &'a [u8]), BadPayload> {
     payload
         .split_at_checked(len)
-        .ok_or_else(|| BadPayload(format!("wanted {len} bytes of {what}, found {}", payload.len())))
+        .ok_or_else(|| BadPayload(format!("expected {len} bytes of {what}, found {}", payload.len())))
 }
 
 /// Row `row` of a section with `len` bytes per row.
@@ -88,12 +88,18 @@ pub fn u32_at(section: &[u8], index: usize) -> u32 {
 /// Checks a table of `rows + 1` u32 offsets: it starts at 0 and never decreases.
 pub fn check_offsets(table: &[u8], rows: usize, name: &str) -> Result<(), BadPayload> {
     if u32_at(table, 0) != 0 {
-        return Err(BadPayload(format!("wanted {name}[0] = 0, found {}", u32_at(table, 0))));
+        return Err(BadPayload(format!(
+            "expected {name}[0] = 0, found {}",
+            u32_at(table, 0)
+        )));
     }
     for row in 0..rows {
         let (from, to) = (u32_at(table, row), u32_at(table, row + 1));
         if to < from {
-            return Err(BadPayload(format!("wanted {name}[{}] >= {from}, found {to}", row + 1)));
+            return Err(BadPayload(format!(
+                "expected {name}[{}] >= {from}, found {to}",
+                row + 1
+            )));
         }
     }
     Ok(())

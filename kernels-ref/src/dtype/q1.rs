@@ -53,7 +53,7 @@ pub fn q1s(payload: &[u8], rows: usize, cols: usize) -> Decoder<'_> {
         let index = u32_at(entry, 0);
         if index as usize >= elements {
             return Err(BadPayload(format!(
-                "overlay entry {i}: wanted an index below {elements}, found {index}"
+                "overlay entry {i}: expected an index below {elements}, found {index}"
             )));
         }
         overlay.push((index, half(&entry[4..])));
@@ -87,7 +87,7 @@ pub fn q1t(payload: &[u8], rows: usize, cols: usize) -> Decoder<'_> {
     for (group, tile) in tiles.chunks_exact(TRITS).enumerate() {
         if let Some(byte) = tile[2..].iter().find(|&&byte| usize::from(byte) >= DIGITS.len()) {
             return Err(BadPayload(format!(
-                "group {group}: wanted base-3 bytes up to 242, found {byte}"
+                "group {group}: expected base-3 bytes up to 242, found {byte}"
             )));
         }
     }
@@ -98,7 +98,7 @@ pub fn q1t(payload: &[u8], rows: usize, cols: usize) -> Decoder<'_> {
     for (i, entry) in entries.chunks_exact(ROW_ENTRY).enumerate() {
         if col(entry) >= cols {
             return Err(BadPayload(format!(
-                "overlay entry {i}: wanted a column below {cols}, found {}",
+                "overlay entry {i}: expected a column below {cols}, found {}",
                 col(entry)
             )));
         }

@@ -38,7 +38,7 @@ pub fn vbit_ro(payload: &[u8], rows: usize, cols: usize) -> Decoder<'_> {
         let wanted = row_bytes(width, groups);
         if to - from < wanted {
             return Err(BadPayload(format!(
-                "row {row} of {width} bits: wanted {wanted} bytes, found {}",
+                "row {row} of {width} bits: expected {wanted} bytes, found {}",
                 to - from
             )));
         }
@@ -58,7 +58,7 @@ fn sections(payload: &[u8], rows: usize, cols: usize) -> Result<[&[u8]; 3], BadP
     let (bits, rest) = split(payload, rows, "bit widths")?;
     if let Some(row) = bits.iter().position(|width| !matches!(width, 3..=6 | 8)) {
         return Err(BadPayload(format!(
-            "row {row}: wanted a bit width of 3, 4, 5, 6 or 8, found {}",
+            "row {row}: expected a bit width of 3, 4, 5, 6 or 8, found {}",
             bits[row]
         )));
     }

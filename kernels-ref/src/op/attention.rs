@@ -24,7 +24,10 @@ pub fn block<'a>(
     scale: f64,
     softcap: Option<f64>,
 ) -> Block {
-    assert!(!positions.is_empty(), "wanted a visible position, found {positions:?}");
+    assert!(
+        !positions.is_empty(),
+        "expected a visible position, found {positions:?}"
+    );
     let scores: Vec<f64> = positions
         .clone()
         .map(|position| {
@@ -57,7 +60,7 @@ pub fn block<'a>(
 ///
 /// `out` is as long as each block's sum; there is at least one block.
 pub fn join(blocks: &[Block], out: &mut [f64]) {
-    assert!(!blocks.is_empty(), "wanted a block");
+    assert!(!blocks.is_empty(), "expected a block");
     let largest = blocks.iter().map(|b| b.largest).fold(f64::NEG_INFINITY, f64::max);
     let factor = |b: &Block| (b.largest - largest).exp();
     let total: f64 = blocks.iter().map(|b| factor(b) * b.total).sum();
@@ -101,7 +104,7 @@ mod tests {
     fn close(found: [f64; 2], wanted: [f64; 2]) {
         assert!(
             found.iter().zip(wanted).all(|(f, w)| (f - w).abs() < 1e-12),
-            "wanted {wanted:?}, found {found:?}"
+            "expected {wanted:?}, found {found:?}"
         );
     }
 

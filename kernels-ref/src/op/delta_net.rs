@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     fn close(found: f64, wanted: f64) {
-        assert!((found - wanted).abs() < 1e-12, "wanted {wanted}, found {found}");
+        assert!((found - wanted).abs() < 1e-12, "expected {wanted}, found {found}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod tests {
         let mut out = [0.0; 4];
         rms_norm(&[1.0, -1.0, root, root], &[2.0, 4.0, 0.0, 2.0], 0.0, &mut out);
         for (found, wanted) in out.iter().zip([1.0, -2.0, 0.0, 7f64.sqrt()]) {
-            assert!((found - wanted).abs() < 1e-7, "wanted {wanted}, found {found}");
+            assert!((found - wanted).abs() < 1e-7, "expected {wanted}, found {found}");
         }
     }
 

@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(found.len(), wanted.len());
         for (found, wanted) in found.iter().zip(wanted) {
             assert_eq!(found.0, wanted.0);
-            assert!((found.1 - wanted.1).abs() < 1e-12, "{found:?}, wanted {wanted:?}");
+            assert!((found.1 - wanted.1).abs() < 1e-12, "{found:?}, expected {wanted:?}");
         }
     }
 

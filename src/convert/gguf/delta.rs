@@ -45,7 +45,7 @@ pub(super) fn read(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> 
     if heads == 0 || !inner.is_multiple_of(heads) {
         bail!(
             UnsupportedModel,
-            "metadata key '{}' is {inner}, wanted a multiple of {heads} heads",
+            "metadata key '{}' is {inner}, expected a multiple of {heads} heads",
             keys.full("ssm.inner_size")
         );
     }
@@ -122,7 +122,7 @@ pub(super) fn join(found: &mut Found, family: &Family, arch: &Arch) -> Result<()
         if heads == 0 || !values.is_multiple_of(heads) {
             bail!(
                 UnsupportedModel,
-                "tensor '{z}' has {values} rows, wanted a multiple of {heads} key heads"
+                "tensor '{z}' has {values} rows, expected a multiple of {heads} key heads"
             );
         }
         let widths = [key, key, values / heads, values / heads];

@@ -148,7 +148,7 @@ impl Keys<'_> {
             Some(found) if found != wanted => {
                 bail!(
                     UnsupportedModel,
-                    "metadata key '{}' is {found}, wanted {wanted}",
+                    "metadata key '{}' is {found}, expected {wanted}",
                     self.full(key)
                 )
             }

@@ -223,7 +223,7 @@ fn rotation(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch, notes:
     {
         bail!(
             UnsupportedModel,
-            "wanted one scaling of the rotation, found two or more of {} and the tensors '{ROPE_FREQS}' and '{ROPE_SHORT}'",
+            "expected one scaling of the rotation, found two or more of {} and the tensors '{ROPE_FREQS}' and '{ROPE_SHORT}'",
             keys.full("rope.scaling.type")
         );
     }
@@ -274,7 +274,7 @@ fn divisors(parts: &Parts, name: &str, frequencies: usize) -> Result<Option<Vec<
     if tensor.shape != [frequencies as u64] {
         bail!(
             Parse,
-            "tensor '{name}' has shape {:?}, wanted [{frequencies}]",
+            "tensor '{name}' has shape {:?}, expected [{frequencies}]",
             tensor.shape
         );
     }

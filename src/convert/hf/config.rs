@@ -234,7 +234,7 @@ fn layer_types(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> {
         let Some(names) = value.as_array() else {
             bail!(
                 Parse,
-                "config.json: key 'layer_types': wanted a list, found {}",
+                "config.json: key 'layer_types': expected a list, found {}",
                 brief(value)
             );
         };
@@ -382,7 +382,7 @@ fn longrope(keys: &Keys, rope: &Keys, arch: &mut Arch, frequencies: usize, notes
     let Some(factors) = factors.filter(|factors| factors.len() == frequencies) else {
         bail!(
             UnsupportedModel,
-            "{}: key 'short_factor': wanted {frequencies} numbers, found {} values",
+            "{}: key 'short_factor': expected {frequencies} numbers, found {} values",
             rope.place,
             list.len()
         );

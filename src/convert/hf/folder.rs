@@ -19,7 +19,7 @@ impl Folder {
             Ok(meta) if meta.is_file() && meta.len() <= MAX_BYTES => {}
             Ok(meta) => bail!(
                 Io,
-                "{}: wanted a file of at most {MAX_BYTES} bytes, found {}",
+                "{}: expected a file of at most {MAX_BYTES} bytes, found {}",
                 path.display(),
                 meta.len()
             ),

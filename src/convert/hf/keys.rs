@@ -39,7 +39,7 @@ impl<'a> Keys<'a> {
             Some(found) => Ok(Some(found)),
             None => bail!(
                 Parse,
-                "{}: key '{key}': wanted {wanted}, found {}",
+                "{}: key '{key}': expected {wanted}, found {}",
                 self.place,
                 brief(value)
             ),

@@ -182,7 +182,7 @@ fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
         let Some(file) = file.as_str().filter(plain) else {
             bail!(
                 Parse,
-                "{INDEX}: tensor '{name}' is in {file}, wanted the name of a file in the same directory"
+                "{INDEX}: tensor '{name}' is in {file}, expected the name of a file in the same directory"
             );
         };
         wanted.entry(file).or_default().push(name);

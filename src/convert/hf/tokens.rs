@@ -107,7 +107,7 @@ pub(super) fn read(folder: &Folder, config: &Map<String, Value>, vocab: Option<&
 
 /// One id or a list of ids. Transformers writes −1 for no id.
 fn ids(keys: &Keys, key: &str) -> Result<Vec<u64>> {
-    let bad = |value: &Value| Error::new(Kind::Parse, format!("key '{key}': wanted token ids, found {value}"));
+    let bad = |value: &Value| Error::new(Kind::Parse, format!("key '{key}': expected token ids, found {value}"));
     match keys.get(key) {
         None => Ok(Vec::new()),
         Some(value) if value.as_i64() == Some(-1) => Ok(Vec::new()),
@@ -135,7 +135,7 @@ fn named_token(
         },
         Some(other) => bail!(
             Parse,
-            "tokenizer_config.json: key '{key}': wanted a token, found {other}"
+            "tokenizer_config.json: key '{key}': expected a token, found {other}"
         ),
     };
     let Some(vocab) = vocab else { return Ok(None) };

@@ -73,7 +73,7 @@ pub fn bits2(file: [u8; 7]) -> Result<[u32; 2]> {
     for (table, byte) in TRITS.iter().zip(file) {
         match table.get(usize::from(byte)) {
             Some(codes) => both |= codes,
-            None => bail!(Parse, "wanted base-3 bytes up to 242, found {byte}"),
+            None => bail!(Parse, "expected base-3 bytes up to 242, found {byte}"),
         }
     }
     Ok([both as u32, (both >> 32) as u32])
@@ -119,7 +119,7 @@ impl Width {
             5 => (1, None, Some(4)),
             6 => (1, Some(4), None),
             8 => (2, None, None),
-            _ => bail!(Parse, "wanted a bit width of 3, 4, 5, 6 or 8, found {width}"),
+            _ => bail!(Parse, "expected a bit width of 3, 4, 5, 6 or 8, found {width}"),
         };
         Ok(Width { nibbles, pair, bit })
     }

@@ -224,7 +224,11 @@ impl<'a> Source<'a> {
             let scales = self.payload.tail()?;
             let len = self.payload.cols * 2;
             let Some(scales) = scales.get(..len) else {
-                bail!(Bounds, "payload: {} bytes of column scales, wanted {len}", scales.len());
+                bail!(
+                    Bounds,
+                    "payload: {} bytes of column scales, expected {len}",
+                    scales.len()
+                );
             };
             let (data, padding) = out.split_at_mut(len);
             data.copy_from_slice(scales);
@@ -250,7 +254,7 @@ fn word(row: usize, place: usize) -> Result<[u8; 4]> {
         Ok(place) => Ok(place.to_le_bytes()),
         Err(_) => bail!(
             Bounds,
-            "row {row} begins at {place} of its plane, wanted a place below 2^32"
+            "row {row} begins at {place} of its plane, expected a place below 2^32"
         ),
     }
 }

@@ -138,7 +138,7 @@ impl Levels {
         let (at, extreme) = extreme(group);
         let near = self.far().abs() - 1.0;
         if f16::from_f32(extreme / near).is_infinite() {
-            let wanted = format!("wanted a magnitude up to {:e}", f16::MAX.to_f32() * near);
+            let wanted = format!("expected a magnitude up to {:e}", f16::MAX.to_f32() * near);
             return Err(weights.refuse(Kind::UnsupportedTensorType, first, index * GROUP + at, &wanted, extreme));
         }
         Ok(self.best_scale(group, extreme))

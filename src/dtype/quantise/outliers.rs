@@ -31,12 +31,12 @@ impl<'a> Score<'a> {
             if rms.len() != cols {
                 bail!(
                     Parse,
-                    "wanted the root mean square of {cols} inputs, found {}",
+                    "expected the root mean square of {cols} inputs, found {}",
                     rms.len()
                 );
             }
             if let Some(col) = rms.iter().position(|value| !value.is_finite() || *value < 0.0) {
-                bail!(Parse, "col {col}: wanted a root mean square, found {}", rms[col]);
+                bail!(Parse, "col {col}: expected a root mean square, found {}", rms[col]);
             }
         }
         Ok(Score { rms })
@@ -51,7 +51,7 @@ impl<'a> Score<'a> {
     /// Errors: `Usage` for a fraction outside of 0..=1.
     pub fn threshold(&'a self, weights: &Weights, fraction: f64) -> Result<Threshold<'a>> {
         if !(0.0..=1.0).contains(&fraction) {
-            bail!(Usage, "wanted a fraction of outliers from 0 to 1, found {fraction}");
+            bail!(Usage, "expected a fraction of outliers from 0 to 1, found {fraction}");
         }
         let allowed = (weights.rows as f64 * weights.cols as f64 * fraction).floor() as u64;
         // Non-negative floats are ordered like their bits, so two histograms find the threshold: one of the upper 16 bits, one of

@@ -32,7 +32,7 @@ impl Weights<'_> {
         let mut values = vec![0.0; rows * self.cols];
         (self.read)(first, &mut values)?;
         match values.iter().position(|value| !value.is_finite()) {
-            Some(at) => Err(self.refuse(Kind::NonFinite, first, at, "wanted a finite weight", values[at])),
+            Some(at) => Err(self.refuse(Kind::NonFinite, first, at, "expected a finite weight", values[at])),
             None => Ok(values),
         }
     }

@@ -28,12 +28,12 @@ pub fn amplitudes(weights: &Weights) -> Result<Vec<f64>> {
 pub fn spread(amplitudes: &[f64], mean_bits: f64) -> Result<Vec<u8>> {
     let [least, .., most] = WIDTHS.map(f64::from);
     if !(least..=most).contains(&mean_bits) {
-        bail!(Usage, "wanted a mean of {least} to {most} bits, found {mean_bits}");
+        bail!(Usage, "expected a mean of {least} to {most} bits, found {mean_bits}");
     }
     if let Some(row) = amplitudes.iter().position(|a| !a.is_finite() || *a < 0.0) {
         bail!(
             Parse,
-            "row {row}: wanted a finite amplitude of at least 0, found {}",
+            "row {row}: expected a finite amplitude of at least 0, found {}",
             amplitudes[row]
         );
     }

@@ -180,7 +180,7 @@ impl CmfContainer {
 
     /// The payload of a tensor. Pages of the file are read when they are touched.
     ///
-    /// Errors: `Usage` for an invalid id, `Io` if the file was truncated.
+    /// Errors: `Internal` for an invalid id, `Io` if the file was truncated.
     pub fn bytes(&self, id: TensorId) -> Result<&[u8]> {
         let (file, start, len) = self.place(id)?;
         file.mapped.check_length()?;
@@ -197,7 +197,10 @@ impl CmfContainer {
     /// The file of a tensor, the payload's first byte in it, and its length.
     fn place(&self, id: TensorId) -> Result<(&CmfFile, usize, usize)> {
         let (Some(info), Some(payload)) = (self.infos.get(id), self.payloads.get(id)) else {
-            return Err(Error::new(Kind::Usage, format!("tensor {id} of {}", self.infos.len())));
+            return Err(Error::new(
+                Kind::Internal,
+                format!("tensor {id} of {}", self.infos.len()),
+            ));
         };
         let file = &self.files[payload.shard];
         let start = file.envelope.data.off + payload.offset;

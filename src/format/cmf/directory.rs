@@ -55,10 +55,10 @@ pub(super) fn parse(file: &[u8], envelope: &Envelope) -> Result<Vec<Entry>> {
     let directory = envelope.directory.of(file);
     let len = directory.len() as u64;
     if len > MAX_BYTES {
-        bail!(Bounds, "directory of {len} bytes, wanted at most {MAX_BYTES}");
+        bail!(Bounds, "directory of {len} bytes, expected at most {MAX_BYTES}");
     }
     let Some(head) = directory.first_chunk::<{ HEAD as usize }>() else {
-        bail!(Bounds, "directory of {len} bytes, wanted at least {HEAD}");
+        bail!(Bounds, "directory of {len} bytes, expected at least {HEAD}");
     };
     let [count, pool_off] = [0, 8].map(|at| u64_at(head, at).unwrap_or(0));
     if count > (len - HEAD) / RECORD {
@@ -124,7 +124,7 @@ fn body(record: &[u8; RECORD as usize], name: &str, blob: &[u8], features: u32) 
         bail!(Parse, "element type id {id} ({what}) is not supported");
     };
     if ndim == 0 || ndim > MAX_NDIM {
-        bail!(Parse, "{ndim} dimensions, wanted 1 to {MAX_NDIM}");
+        bail!(Parse, "{ndim} dimensions, expected 1 to {MAX_NDIM}");
     }
     let dims: [u64; MAX_NDIM] = std::array::from_fn(|d| u64::from(u32_at(record, 8 + 4 * d).unwrap_or(0)));
     let (shape, tail) = dims.split_at(ndim);
@@ -145,7 +145,7 @@ fn body(record: &[u8; RECORD as usize], name: &str, blob: &[u8], features: u32) 
     if !offset.is_multiple_of(TENSOR_ALIGN) {
         bail!(
             Bounds,
-            "payload at {offset:#x} of the weight blob, wanted a multiple of {TENSOR_ALIGN}"
+            "payload at {offset:#x} of the weight blob, expected a multiple of {TENSOR_ALIGN}"
         );
     }
     if matches!(dtype, Dtype::Vbit | Dtype::Q82f) && features & QUANT_2F == 0 {
@@ -214,12 +214,12 @@ pub(super) fn to_bytes(entries: &[Entry]) -> Vec<u8> {
 /// Errors: `Usage` for a name or shape that a directory cannot hold; those of [`Dtype::size`].
 pub(super) fn check_writable(name: &str, dtype: Dtype, shape: &[u64]) -> Result<()> {
     if name.is_empty() || name.len() > usize::from(u16::MAX) {
-        bail!(Usage, "tensor name of {} bytes, wanted 1 to {}", name.len(), u16::MAX);
+        bail!(Usage, "tensor name of {} bytes, expected 1 to {}", name.len(), u16::MAX);
     }
     if shape.len() > MAX_NDIM || shape.iter().any(|&dim| dim > u64::from(u32::MAX)) {
         bail!(
             Usage,
-            "tensor '{name}': shape {shape:?}, wanted at most {MAX_NDIM} dimensions up to {}",
+            "tensor '{name}': shape {shape:?}, expected at most {MAX_NDIM} dimensions up to {}",
             u32::MAX
         );
     }

@@ -81,7 +81,7 @@ impl Envelope {
         if !MAGIC.starts_with(magic) {
             bail!(
                 InvalidMagic,
-                "not a CMF file: wanted magic {MAGIC:02X?}, found {magic:02X?}{}",
+                "not a CMF file: expected magic {MAGIC:02X?}, found {magic:02X?}{}",
                 hint(file)
             );
         }
@@ -133,7 +133,7 @@ impl Envelope {
         if data.off % BLOB_ALIGN != 0 {
             bail!(
                 Bounds,
-                "weight blob at {:#x}, wanted a multiple of {BLOB_ALIGN}",
+                "weight blob at {:#x}, expected a multiple of {BLOB_ALIGN}",
                 data.off
             );
         }

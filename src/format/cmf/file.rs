@@ -40,7 +40,7 @@ impl CmfFile {
         if header.len() > json::MAX_BYTES {
             bail!(
                 Parse,
-                "header of {} bytes, wanted at most {}",
+                "header of {} bytes, expected at most {}",
                 header.len(),
                 json::MAX_BYTES
             );

@@ -65,16 +65,16 @@ impl Header {
         match member("format") {
             None => {}
             Some(Value::String(format)) if format == "cmf" => {}
-            Some(other) => bail!(Parse, "header.format is {other}, wanted \"cmf\""),
+            Some(other) => bail!(Parse, "header.format is {other}, expected \"cmf\""),
         }
         match member("version") {
             None => {}
             Some(version) if version.as_u64() == Some(2) => {}
-            Some(other) => bail!(UnsupportedVersion, "header.version is {other}, wanted 2"),
+            Some(other) => bail!(UnsupportedVersion, "header.version is {other}, expected 2"),
         }
         let arch = match member("arch") {
             Some(Value::Object(arch)) => Arch::from_json(arch)?,
-            Some(other) => bail!(Parse, "header.arch: wanted an object, found {}", kind_of(other)),
+            Some(other) => bail!(Parse, "header.arch: expected an object, found {}", kind_of(other)),
             None => bail!(Parse, "header.arch is missing"),
         };
         let tokenizer_config: TokenizerConfig =
@@ -86,7 +86,7 @@ impl Header {
         {
             bail!(
                 Parse,
-                "header.tokenizer_config.eos_token_ids has {id}, wanted ids below vocab_size, {}",
+                "header.tokenizer_config.eos_token_ids has {id}, expected ids below vocab_size, {}",
                 arch.vocab_size
             );
         }
@@ -114,7 +114,7 @@ impl SectionHashes {
             let Some(value) = map.get(name) else { return Ok(None) };
             // Hexadecimal text, because many JSON readers lose digits of 64-bit numbers.
             match value.as_str().and_then(hex_u64) {
-                None => bail!(Parse, "header.section_hashes.{name} is {value}, wanted 16 hex digits"),
+                None => bail!(Parse, "header.section_hashes.{name} is {value}, expected 16 hex digits"),
                 hash => Ok(hash),
             }
         };

@@ -511,7 +511,7 @@ impl Masks {
             if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) || name == NO_TASK {
                 bail!(
                     Parse,
-                    "task name '{name}': wanted 1 to {MAX_NAME} bytes without control characters, and not '{NO_TASK}'"
+                    "task name '{name}': expected 1 to {MAX_NAME} bytes without control characters, and not '{NO_TASK}'"
                 );
             }
             if !names.insert(name) {
@@ -537,13 +537,13 @@ fn span(meta: &MaskMeta, section: &[u8], shape: MaskShape) -> Result<Range<u64>>
         bail!(Parse, "the mask has experts, the network has none");
     }
     if !blob_off.is_multiple_of(BLOB_ALIGN as u64) {
-        bail!(Bounds, "bits at offset {blob_off}, wanted a multiple of {BLOB_ALIGN}");
+        bail!(Bounds, "bits at offset {blob_off}, expected a multiple of {BLOB_ALIGN}");
     }
     let wanted = shape.blob_bytes(has_expert_fields);
     if wanted.map(|wanted| wanted as u64) != Some(blob_len) {
         bail!(
             Parse,
-            "{blob_len} bytes of bits, wanted {} for {shape:?}",
+            "{blob_len} bytes of bits, expected {} for {shape:?}",
             wanted.unwrap_or(usize::MAX)
         );
     }
@@ -560,7 +560,7 @@ fn span(meta: &MaskMeta, section: &[u8], shape: MaskShape) -> Result<Range<u64>>
 /// Reads one mask; the position of its bits was checked.
 fn parse_mask(meta: MaskMeta, section: &[u8], shape: MaskShape) -> Result<Mask> {
     if meta.sparsity.is_some_and(|sparsity| !(0.0..=1.0).contains(&sparsity)) {
-        bail!(Parse, "sparsity is {:?}, wanted 0 to 1", meta.sparsity);
+        bail!(Parse, "sparsity is {:?}, expected 0 to 1", meta.sparsity);
     }
     let blob = section
         .get(meta.blob_off as usize..)

@@ -77,7 +77,7 @@ fn sibling(path: &Path, base: &str, shard: Shard) -> Result<CmfFile> {
             .map_or("no shard".into(), |s| format!("shard {} of {}", s.no, s.count));
         bail!(
             ShardMismatch,
-            "{}: wanted shard {no} of {count}, the header says {found}",
+            "{}: expected shard {no} of {count}, the header says {found}",
             path.display()
         );
     }

@@ -95,7 +95,7 @@ impl SplitWriter {
         per_loop: bool,
     ) -> Result<SplitWriter> {
         if split.max_bytes == 0 {
-            bail!(Usage, "the size limit is 0 bytes, wanted at least 1");
+            bail!(Usage, "the size limit is 0 bytes, expected at least 1");
         }
         let (specs, sizes): (Vec<TensorSpec>, Vec<Size>) = tensors.into_iter().unzip();
         let is_exact = sizes.iter().all(|size| matches!(size, Size::Exact(_)));

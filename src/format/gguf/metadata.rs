@@ -191,7 +191,7 @@ impl Metadata {
         let found = self.values.get(key).map_or("nothing", |(kind, _)| kind.name());
         Error::new(
             Kind::Parse,
-            format!("metadata key '{key}': wanted {wanted}, found {found}"),
+            format!("metadata key '{key}': expected {wanted}, found {found}"),
         )
     }
 
@@ -346,7 +346,7 @@ impl Metadata {
             get(&value).ok_or_else(|| {
                 Error::new(
                     Kind::Parse,
-                    format!("metadata key '{key}': wanted {wanted}, found {}s", of.name()),
+                    format!("metadata key '{key}': expected {wanted}, found {}s", of.name()),
                 )
             })
         };

@@ -54,7 +54,7 @@ impl Gguf {
     pub fn parse(bytes: &[u8]) -> Result<Gguf> {
         if bytes.get(..4) != Some(&MAGIC) {
             let found = bytes.get(..4).unwrap_or(bytes);
-            bail!(InvalidMagic, "wanted 'GGUF', found bytes {found:02x?}");
+            bail!(InvalidMagic, "expected 'GGUF', found bytes {found:02x?}");
         }
         let mut cursor = Cursor::new(bytes, 4);
         let version = cursor.u32("the version")?;
@@ -76,7 +76,7 @@ impl Gguf {
             Some(value) if value.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&value) => value,
             Some(value) => bail!(
                 Parse,
-                "metadata key '{ALIGNMENT_KEY}': wanted a power of two from 8 to {MAX_ALIGNMENT}, found {value}"
+                "metadata key '{ALIGNMENT_KEY}': expected a power of two from 8 to {MAX_ALIGNMENT}, found {value}"
             ),
         };
         let tensors = read_tensors(&mut cursor, tensor_count, u64::from(alignment))?;
@@ -152,7 +152,7 @@ fn read_record(cursor: &mut Cursor) -> Result<Record> {
     }
     let dims = cursor.u32(&name)?;
     if !(1..=MAX_DIMS).contains(&dims) {
-        bail!(Parse, "tensor '{name}' has {dims} dimensions, wanted 1 to {MAX_DIMS}");
+        bail!(Parse, "tensor '{name}' has {dims} dimensions, expected 1 to {MAX_DIMS}");
     }
     let mut shape = (0..dims).map(|_| cursor.u64(&name)).collect::<Result<Vec<_>>>()?;
     shape.reverse();

@@ -237,7 +237,7 @@ fn a_skill_can_come_from_other_formats() {
     let added = skill::add(&model, &tuned, &new("s", None), &mut go_on).unwrap();
     let in_f16 = skill::add(&model, &tuned, &new("t", Some(Dtype::F16)), &mut go_on).unwrap();
     assert_eq!((added.tensors, in_f16.tensors), (1, 1));
-    let wanted = dir.path().join("wanted.cmf");
+    let wanted = dir.path().join("expected.cmf");
     converted(&tuned, &wanted);
     let (grown, wanted) = (sound(&model), sound(&wanted));
     let view = cmf_gpu::source::SkillView::new(&grown, grown.skills(), Some("s")).unwrap();
