@@ -51,7 +51,7 @@ fn the_sample_is_read_completely() {
         assert_eq!(container.bytes(id).unwrap(), record.payload, "after release");
     }
     assert_eq!(container.find("f33"), None);
-    assert_eq!(container.bytes(raw.records.len()).unwrap_err().kind, Kind::Usage);
+    assert_eq!(container.bytes(raw.records.len()).unwrap_err().kind, Kind::Internal);
     assert_eq!(container.tokenizer_json(), Some(raw.vocab.as_slice()));
     assert_eq!(container.masks_section(), Some(raw.masks.as_slice()));
     assert_eq!(container.index_section(), Some(raw.index.as_slice()));
@@ -390,7 +390,7 @@ fn tensors_in_memory_are_checked_like_those_of_a_file() {
     assert_eq!((set.find("b"), set.find("c")), (Some(1), None));
     assert_eq!((set.bytes(1).unwrap().len(), set.infos()[1].rows_cols()), (16, (2, 4)));
     assert_eq!(set.infos()[0].nbytes, 16);
-    assert_eq!(set.bytes(2).unwrap_err().kind, Kind::Usage);
+    assert_eq!(set.bytes(2).unwrap_err().kind, Kind::Internal);
     for bad in [[tensor("a", 16), tensor("a", 16)], [tensor("a", 16), tensor("b", 15)]] {
         assert_eq!(MemoryTensors::new(bad).map(|_| ()).unwrap_err().kind, Kind::Parse);
     }

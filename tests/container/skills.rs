@@ -134,7 +134,7 @@ fn replaced_tensors_are_read_from_the_skill() {
     }
     let projection = |name: &str| format!("model.layers.1.mlp.{name}_proj.weight");
     assert_eq!(replaced, ["down", "gate", "up"].map(projection));
-    assert_eq!(view.bytes(51).unwrap_err().kind, Kind::Usage);
+    assert_eq!(view.bytes(51).unwrap_err().kind, Kind::Internal);
     let err = SkillView::new(&*container, container.skills(), Some("tial"))
         .map(|_| ())
         .unwrap_err();

@@ -186,7 +186,7 @@ pub(super) fn parse(records: &[Value], arch: &Arch) -> Result<Vec<Skill>> {
 
 fn parse_record(record: &Value, arch: &Arch) -> Result<Skill> {
     if !record.is_object() {
-        bail!(Parse, "wanted an object, found {}", kind_of(record));
+        bail!(Parse, "expected an object, found {}", kind_of(record));
     }
     let parse_error = |text: String| Error::new(Kind::Parse, text);
     let skill = Skill::deserialize(record).map_err(|err| parse_error(err.to_string()))?;
@@ -207,13 +207,13 @@ fn parse_record(record: &Value, arch: &Arch) -> Result<Skill> {
             );
         }
         if mean.len() != hidden {
-            bail!(Parse, "selection: mean has {} values, wanted {hidden}", mean.len());
+            bail!(Parse, "selection: mean has {} values, expected {hidden}", mean.len());
         }
         if *rank == 0 || rank.checked_mul(hidden) != Some(basis.len()) {
             let found = basis.len();
             bail!(
                 Parse,
-                "selection: basis has {found} values, wanted {hidden} × rank; rank is {rank}"
+                "selection: basis has {found} values, expected {hidden} × rank; rank is {rank}"
             );
         }
     }
@@ -226,7 +226,7 @@ fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Optio
     };
     match hex_u64(&hex) {
         None => Err(D::Error::custom(format!(
-            "base_dir_hash is '{hex}', wanted 16 hex digits"
+            "base_dir_hash is '{hex}', expected 16 hex digits"
         ))),
         hash => Ok(hash),
     }
@@ -258,7 +258,7 @@ fn halves(name: &str, text: &str) -> std::result::Result<Vec<f32>, String> {
     let values: Vec<f32> = halves.map(|&half| f16::from_le_bytes(half).to_f32()).collect();
     match values.iter().find(|value| !value.is_finite()) {
         Some(value) => Err(format!(
-            "selection: {name} has the value {value}, wanted finite numbers"
+            "selection: {name} has the value {value}, expected finite numbers"
         )),
         None => Ok(values),
     }
