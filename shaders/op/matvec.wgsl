@@ -29,10 +29,10 @@ fn store(token: u32, first: u32, values: vec4<f32>) {
 // The number of blocks of 4 rows.
 fn row_blocks() -> u32 { return (params.rows + 3u) >> 2u; }
 
-// The number of blocks to compute.
-fn active_blocks() -> u32 {
-    if (MASKED) { return list[0]; }
-    return row_blocks();
+// Whether a team computes nothing. Without a mask, the row tells: then the number of the team needs no register.
+fn is_past_end(team: u32, first: u32) -> bool {
+    if (MASKED) { return team >= list[0]; }
+    return first >= params.rows;
 }
 
 // The first of the four rows that a team computes.
@@ -60,7 +60,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let dots = dot_rows(thread, rows, tensor_of(rows.x), tensor_of(rows.z));
     let norms = norm_scales(thread);
     if (MASKED) { zero_left_out(team, thread % LANES); }
-    if (thread % LANES != 0u || team >= active_blocks()) { return; }
+    if (thread % LANES != 0u || is_past_end(team, first)) { return; }
     let scale = row_scales(rows);
     let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
     store(0u, first, fma(dots.c0, scale * norms.c0, offset));

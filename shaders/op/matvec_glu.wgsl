@@ -26,18 +26,20 @@ fn store(token: u32, i: u32, j: u32, v: vec4<f32>) {
     if (j != i) { y[base + j] = glu(v.y, v.w); }
 }
 
-// The number of outputs to compute.
-fn active_outputs() -> u32 {
-    if (MASKED) { return list[0]; }
-    return params.outputs;
+// The two outputs that a team computes. The second repeats the first at the end of an odd number of outputs.
+fn outputs_of(team: u32) -> vec2<u32> {
+    let first = team * 2u;
+    if (MASKED) {
+        let last = max(list[0], 1u) - 1u;
+        return vec2<u32>(list[LIST_HEADER + min(first, last)], list[LIST_HEADER + min(first + 1u, last)]);
+    }
+    return vec2<u32>(first, min(first + 1u, params.outputs - 1u));
 }
 
-// The two outputs that a team computes. Outputs past the end repeat the last one.
-fn outputs_of(team: u32) -> vec2<u32> {
-    let last = max(active_outputs(), 1u) - 1u;
-    let both = min(vec2<u32>(team * 2u, team * 2u + 1u), vec2<u32>(last));
-    if (MASKED) { return vec2<u32>(list[LIST_HEADER + both.x], list[LIST_HEADER + both.y]); }
-    return both;
+// Whether a team computes nothing. Without a mask, the output tells: then the number of the team needs no register.
+fn is_past_end(team: u32, first: u32) -> bool {
+    if (MASKED) { return team * 2u >= list[0]; }
+    return first >= params.outputs;
 }
 
 // Stores zeros in the outputs that the list leaves out. The teams that compute outputs share this work.
@@ -55,11 +57,12 @@ fn zero_left_out(team: u32, lane: u32) {
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let team = team_block(workgroup, thread);
     let outputs = outputs_of(team);
-    let rows = vec4<u32>(outputs, outputs + vec2<u32>(params.outputs));
+    let gate_rows = min(outputs, vec2<u32>(params.outputs - 1u));
+    let rows = vec4<u32>(gate_rows, gate_rows + vec2<u32>(params.outputs));
     let dots = dot_rows(thread, rows, 0u, 1u);
     let norms = norm_scales(thread);
     if (MASKED) { zero_left_out(team, thread % LANES); }
-    if (thread % LANES != 0u || team * 2u >= active_outputs()) { return; }
+    if (thread % LANES != 0u || is_past_end(team, outputs.x)) { return; }
     let scale = row_scales(rows);
     let i = params.row0 + outputs.x;
     let j = params.row0 + outputs.y;
