@@ -41,7 +41,7 @@ use cmf_gpu::parity::{Case, Outcome, Subject, cases, programs};
 use cmf_gpu::sampling::Sampling;
 use cmf_gpu::source::{Arch, Tensors};
 use std::ops::ControlFlow;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, Mutex};
 
 /// Where a plan runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +52,7 @@ enum Place {
 
 const PLACES: [Place; 2] = [Place::Device, Place::Host];
 
-/// The machine's best adapter, opened anew with these options.
+/// A new device on the best adapter of the machine, with these options.
 fn open(options: DeviceOptions) -> Arc<Device> {
     let all = adapters();
     let Some(best) = all.first() else {
@@ -63,11 +63,29 @@ fn open(options: DeviceOptions) -> Arc<Device> {
     Arc::new(Device::open(best, options).unwrap_or_else(|err| panic!("adapter {}: {err}", best.name)))
 }
 
-static DEFAULT: LazyLock<Arc<Device>> = LazyLock::new(|| open(DeviceOptions::default()));
+/// Devices with default options that no test uses at the moment.
+static IDLE: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
-/// The device with default options, shared by all tests: pipelines are made once.
+/// The device of a test thread. It goes back to [`IDLE`] when the thread ends.
+struct Borrowed(Arc<Device>);
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        IDLE.lock().unwrap().push(self.0.clone());
+    }
+}
+
+thread_local! {
+    static BORROWED: Borrowed = {
+        let idle = IDLE.lock().unwrap().pop();
+        Borrowed(idle.unwrap_or_else(|| open(DeviceOptions::default())))
+    };
+}
+
+/// A device with default options. Tests that run at the same time get different ones, because a software driver compiles all
+/// shaders of a device on one thread. Later tests use the pipelines of earlier ones.
 fn device() -> Arc<Device> {
-    DEFAULT.clone()
+    BORROWED.with(|borrowed| borrowed.0.clone())
 }
 
 /// A golden model converted to a type of weights. The directory goes with the guard.
