@@ -1,7 +1,10 @@
 // Softmax attention in blocks of KV_PAGE positions. Every attention kernel sums within a block in order of positions,
 // then adds block after block. A token's result therefore does not depend on the kernel, on how a prompt is split, or
 // on the length of the context.
-// Needs: vector.wgsl; params.scale, .softcap, .window, .heads, .kv_heads, .head_vectors, .query_vectors.
+// Needs: params.scale, .softcap, .window, .heads, .kv_heads, .head_vectors, .query_vectors.
+
+#import vector
+#import tokens
 
 // The score q · k * scale, with the soft cap if there is one. `products`: the sum of products, one for each component.
 fn finish_score(products: vec4<f32>) -> f32 {

@@ -1,11 +1,16 @@
 // A tile of the matmul family: 4 rows of weights times up to 8 tokens. Each sum is one chain along the row.
-// Needs: dtype; vector.wgsl, weights.wgsl, tokens.wgsl; `x` [tokens, 8*groups vectors], `batch`; params.groups.
+// Needs: `x` [tokens, 8*groups vectors], `batch`; params.groups.
+
+#import vector
+#import weights
+#import tokens
+#import dtype
+
 struct Rows4 { r0: Row, r1: Row, r2: Row, r3: Row }
 
 // Eight columns of four rows: vector k_i is column i of all four rows.
 struct Weights4x8 {
-    k0: vec4<f32>, k1: vec4<f32>, k2: vec4<f32>, k3: vec4<f32>,
-    k4: vec4<f32>, k5: vec4<f32>, k6: vec4<f32>, k7: vec4<f32>,
+    #each 0..8 k#: vec4<f32>,
 }
 
 // The groups of a row; 0 if the run has no tokens. The bound depends on a storage buffer for another reason: for a
@@ -33,15 +38,10 @@ fn group_scales(rows: Rows4, group: u32) -> vec4<f32> {
 
 // Columns 8j to 8j + 7 of a group, times the scales s of the four rows' groups.
 fn load_weights(rows: Rows4, tensor: u32, group: u32, j: u32, s: vec4<f32>) -> Weights4x8 {
-    let a = prep_w(tensor, group, j, codes8(rows.r0, group, j));
-    let b = prep_w(tensor, group, j, codes8(rows.r1, group, j));
-    let c = prep_w(tensor, group, j, codes8(rows.r2, group, j));
-    let d = prep_w(tensor, group, j, codes8(rows.r3, group, j));
+    #each 0..4 let w# = prep_w(tensor, group, j, codes8(rows.r#, group, j));
     return Weights4x8(
-        s * vec4<f32>(a.a.x, b.a.x, c.a.x, d.a.x), s * vec4<f32>(a.a.y, b.a.y, c.a.y, d.a.y),
-        s * vec4<f32>(a.a.z, b.a.z, c.a.z, d.a.z), s * vec4<f32>(a.a.w, b.a.w, c.a.w, d.a.w),
-        s * vec4<f32>(a.b.x, b.b.x, c.b.x, d.b.x), s * vec4<f32>(a.b.y, b.b.y, c.b.y, d.b.y),
-        s * vec4<f32>(a.b.z, b.b.z, c.b.z, d.b.z), s * vec4<f32>(a.b.w, b.b.w, c.b.w, d.b.w),
+        #each 0..4 s * vec4<f32>(w0.a[#], w1.a[#], w2.a[#], w3.a[#]),
+        #each 0..4 s * vec4<f32>(w0.b[#], w1.b[#], w2.b[#], w3.b[#]),
     );
 }
 
@@ -60,10 +60,7 @@ fn overlay_row(sums: SumsOf4Tokens, row: Row, row_unit: vec4<f32>, base: u32) ->
         let i = base + (col >> 2u);
         let k = col & 3u;
         let change = row_unit * overlay_change(row, entry);
-        v.c0 = fma(change, vec4<f32>(x[i][k]), v.c0);
-        v.c1 = fma(change, vec4<f32>(x[i + stride][k]), v.c1);
-        v.c2 = fma(change, vec4<f32>(x[i + 2u * stride][k]), v.c2);
-        v.c3 = fma(change, vec4<f32>(x[i + 3u * stride][k]), v.c3);
+        #each 0..4 v.c# = fma(change, vec4<f32>(x[i + #u * stride][k]), v.c#);
     }
     return v;
 }

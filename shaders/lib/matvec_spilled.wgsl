@@ -106,15 +106,6 @@ fn lane_tokens(thread: u32, rows: Rows4, logical: u32) -> Sums {
         in_registers = lane_one_tensor(thread, rows, logical);
     }
     var all = Sums();
-    all.c0 = all_rows(thread, in_registers.c0, 0u);
-    all.c1 = all_rows(thread, in_registers.c1, 1u);
-    all.c2 = all_rows(thread, in_registers.c2, 2u);
-    all.c3 = all_rows(thread, in_registers.c3, 3u);
-    if (WIDTH > 4u) {
-        all.c4 = all_rows(thread, in_registers.c4, 4u);
-        all.c5 = all_rows(thread, in_registers.c5, 5u);
-        all.c6 = all_rows(thread, in_registers.c6, 6u);
-        all.c7 = all_rows(thread, in_registers.c7, 7u);
-    }
+    #each 0..WIDTH all.c# = all_rows(thread, in_registers.c#, #u);
     return all;
 }

@@ -1,6 +1,9 @@
 // Products of up projections with gates that an earlier step, or an earlier tile of this one, has stored in `y`.
 // Gates and up projections at once would take too many registers.
-// Needs: moe_tile.wgsl, glu.wgsl; `y` [entries, y_stride vectors]; params.y_stride, .row0, .outputs.
+// Needs: `y` [entries, y_stride vectors]; params.y_stride, .row0, .outputs.
+
+#import moe_tile
+#import glu
 
 // The vector of `y` with the four outputs from `first` of the tile's entry number i.
 fn output_index(tile: ExpertTile, i: u32, first: u32) -> u32 {
@@ -18,12 +21,5 @@ fn store(tile: ExpertTile, i: u32, first: u32, up: vec4<f32>) {
 }
 
 fn store_products(tile: ExpertTile, first: u32, u: TileSums) {
-    store(tile, 0u, first, u.c0);
-    store(tile, 1u, first, u.c1);
-    store(tile, 2u, first, u.c2);
-    store(tile, 3u, first, u.c3);
-    store(tile, 4u, first, u.c4);
-    store(tile, 5u, first, u.c5);
-    store(tile, 6u, first, u.c6);
-    store(tile, 7u, first, u.c7);
+    #each 0..8 store(tile, #u, first, u.c#);
 }

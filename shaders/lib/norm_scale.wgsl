@@ -1,7 +1,10 @@
 // The factor 1 / sqrt(mean(h^2) + eps) of a norm, from the sums of squares that the step before left, one for 4
 // elements of h. The kernel multiplies its products by this factor, so the norm takes no step of its own.
-// Needs: team; vector.wgsl, canon.wgsl; `squares` [WIDTH, square_vectors padded to a multiple of 8];
-// params.square_vectors, .inv_cols, .eps.
+// Needs: `squares` [WIDTH, square_vectors padded to a multiple of 8]; params.square_vectors, .inv_cols, .eps.
+
+#import team
+#import vector
+#import canon
 
 // The factors of all tokens.
 struct NormScales { c0: f32, c1: f32, c2: f32, c3: f32, c4: f32, c5: f32, c6: f32, c7: f32 }
@@ -35,17 +38,6 @@ fn norm_scale(thread: u32, token: u32) -> f32 {
 
 fn norm_scales(thread: u32) -> NormScales {
     var all = NormScales();
-    all.c0 = norm_scale(thread, 0u);
-    if (WIDTH > 1u) { all.c1 = norm_scale(thread, 1u); }
-    if (WIDTH > 2u) {
-        all.c2 = norm_scale(thread, 2u);
-        all.c3 = norm_scale(thread, 3u);
-    }
-    if (WIDTH > 4u) {
-        all.c4 = norm_scale(thread, 4u);
-        all.c5 = norm_scale(thread, 5u);
-        all.c6 = norm_scale(thread, 6u);
-        all.c7 = norm_scale(thread, 7u);
-    }
+    #each 0..WIDTH all.c# = norm_scale(thread, #u);
     return all;
 }

@@ -3,6 +3,8 @@
 // the scores. If two are equal, the one with the lower index is first.
 // Needs: `experts`, `router`.
 
+#import experts
+
 var<workgroup> keys: array<vec4<u32>, MAX_EXPERTS / 4u>;
 var<workgroup> lane_values: array<f32, 32>;
 // The chosen experts by rank.

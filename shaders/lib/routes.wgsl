@@ -1,7 +1,10 @@
 // The routes of a decoding run: the place and the weight of the expert that each token takes at each rank. The first
 // workgroup of a token writes them to `router` [tokens, top_k] of (place, weight) from word `routes_at`, where
 // moe_down.wgsl reads them.
-// Needs: route.wgsl; `experts`, `router` [tokens, stride] of logits as bits; params.stride, .routes_at.
+// Needs: `experts`, `router` [tokens, stride] of logits as bits; params.stride, .routes_at.
+
+#import route
+
 fn write_routes(thread: u32, token: u32) {
     let base = token * params.stride;
     let softmax = softmax_of(thread, base);

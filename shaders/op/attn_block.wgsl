@@ -9,8 +9,6 @@
 //   all query heads, those to compute first;
 //   for each key-value head that is read: its index, its first entry among the query heads, the number of its entries.
 
-#import vector
-#import tokens
 #import attention
 #import kv
 

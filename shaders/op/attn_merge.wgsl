@@ -3,8 +3,6 @@
 // y [tokens, y_stride vectors]. A thread computes 4 elements of a head.
 // Masked: only the query heads that `list` names, as in attn_block.wgsl; zeros for the other heads.
 
-#import vector
-#import tokens
 #import attention
 #import gate
 

@@ -4,14 +4,7 @@
 // Masked: only the blocks of 4 rows that `list` names, summed over the groups that it names; zeros in the other rows.
 // For the list see groups_masked.wgsl.
 
-#import vector
-#import weights
-#import stacked
-#import tokens
-#import matmul
-#import matmul_groups
 #import matmul_tile
-#import dtype
 
 fn put(token: u32, first: u32, value: vec4<f32>) {
     if (token >= batch.count) { return; }

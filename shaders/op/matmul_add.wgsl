@@ -3,14 +3,7 @@
 // A thread computes 4 rows and 8 tokens.
 // Masked: summed over the groups that `list` names, see groups_masked.wgsl.
 
-#import vector
-#import weights
-#import stacked
-#import tokens
-#import matmul
-#import matmul_groups
 #import matmul_tile
-#import dtype
 
 fn put(token: u32, first: u32, value: vec4<f32>) {
     if (token >= batch.count) { return; }

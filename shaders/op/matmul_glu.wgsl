@@ -5,12 +5,8 @@
 // A thread computes 4 outputs and 4 tokens.
 // Masked: only the blocks of 4 outputs that `list` names, see groups_masked.wgsl; other outputs stay as they are.
 
-#import vector
-#import weights
-#import tokens
 #import matmul
 #import glu
-#import dtype
 
 fn store(token: u32, first: u32, gate: vec4<f32>, up: vec4<f32>) {
     if (token >= batch.count) { return; }
@@ -28,40 +24,25 @@ fn store_outputs(first: u32, token0: u32) {
     let up = rows_open(up_rows);
     let stride = params.groups * 8u;
     let base = token0 * stride;
-    var g0 = vec4<f32>(0.0);
-    var g1 = vec4<f32>(0.0);
-    var g2 = vec4<f32>(0.0);
-    var g3 = vec4<f32>(0.0);
-    var u0 = vec4<f32>(0.0);
-    var u1 = vec4<f32>(0.0);
-    var u2 = vec4<f32>(0.0);
-    var u3 = vec4<f32>(0.0);
+    #each 0..4 var g# = vec4<f32>(0.0);
+    #each 0..4 var u# = vec4<f32>(0.0);
     for (var group = 0u; group < groups_of_run(); group += 1u) {
         let gate_scales = group_scales(gate, group);
         let up_scales = group_scales(up, group);
         for (var j = 0u; j < 4u; j += 1u) {
             let i = base + group * 8u + j * 2u;
             let g = load_weights(gate, 0u, group, j, gate_scales);
-            g0 = add_terms(g0, g, i);
-            g1 = add_terms(g1, g, i + stride);
-            g2 = add_terms(g2, g, i + 2u * stride);
-            g3 = add_terms(g3, g, i + 3u * stride);
+            #each 0..4 g# = add_terms(g#, g, i + #u * stride);
             if (!MANY_REGISTERS) {
                 let u = load_weights(up, 1u, group, j, up_scales);
-                u0 = add_terms(u0, u, i);
-                u1 = add_terms(u1, u, i + stride);
-                u2 = add_terms(u2, u, i + 2u * stride);
-                u3 = add_terms(u3, u, i + 3u * stride);
+                #each 0..4 u# = add_terms(u#, u, i + #u * stride);
             }
         }
         // If rows take many registers, gate and up rows at once take too many. Then x is read twice.
         for (var j = 0u; j < select(0u, 4u, MANY_REGISTERS); j += 1u) {
             let i = base + group * 8u + j * 2u;
             let u = load_weights(up, 1u, group, j, up_scales);
-            u0 = add_terms(u0, u, i);
-            u1 = add_terms(u1, u, i + stride);
-            u2 = add_terms(u2, u, i + 2u * stride);
-            u3 = add_terms(u3, u, i + 3u * stride);
+            #each 0..4 u# = add_terms(u#, u, i + #u * stride);
         }
     }
     let g = add_overlays(SumsOf4Tokens(g0, g1, g2, g3), gate, base);
@@ -70,10 +51,7 @@ fn store_outputs(first: u32, token0: u32) {
     let us = row_scales(up_rows);
     let gate_bias = bias[((params.row0 + first) >> 2u) * params.has_bias];
     let up_bias = bias[((params.bias_up + params.row0 + first) >> 2u) * params.has_bias];
-    store(token0, first, fma(g.c0, gs, gate_bias), fma(u.c0, us, up_bias));
-    store(token0 + 1u, first, fma(g.c1, gs, gate_bias), fma(u.c1, us, up_bias));
-    store(token0 + 2u, first, fma(g.c2, gs, gate_bias), fma(u.c2, us, up_bias));
-    store(token0 + 3u, first, fma(g.c3, gs, gate_bias), fma(u.c3, us, up_bias));
+    #each 0..4 store(token0 + #u, first, fma(g.c#, gs, gate_bias), fma(u.c#, us, up_bias));
 }
 
 // The number of blocks of 4 outputs to compute.

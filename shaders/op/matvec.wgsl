@@ -6,17 +6,10 @@
 // Masked: only the blocks of 4 rows that `list` names, summed over the groups that it names; zeros in the other rows.
 // For the list see groups_masked.wgsl.
 
-#import team
-#import vector
-#import weights
 #import stacked
-#import grid
-#import canon
 #import norm_scale
 #import groups
 #import matvec
-#import tokens_side_by_side
-#import dtype
 
 const TWO_TENSORS: bool = false;
 
@@ -63,16 +56,5 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if (thread % LANES != 0u || is_past_end(team, first)) { return; }
     let scale = row_scales(rows);
     let offset = bias[((params.row0 + first) >> 2u) * params.has_bias];
-    store(0u, first, fma(dots.c0, scale * norms.c0, offset));
-    if (WIDTH > 1u) { store(1u, first, fma(dots.c1, scale * norms.c1, offset)); }
-    if (WIDTH > 2u) {
-        store(2u, first, fma(dots.c2, scale * norms.c2, offset));
-        store(3u, first, fma(dots.c3, scale * norms.c3, offset));
-    }
-    if (WIDTH > 4u) {
-        store(4u, first, fma(dots.c4, scale * norms.c4, offset));
-        store(5u, first, fma(dots.c5, scale * norms.c5, offset));
-        store(6u, first, fma(dots.c6, scale * norms.c6, offset));
-        store(7u, first, fma(dots.c7, scale * norms.c7, offset));
-    }
+    #each 0..WIDTH store(#u, first, fma(dots.c#, scale * norms.c#, offset));
 }

@@ -7,16 +7,9 @@
 // Masked: summed over the groups that `list` names, see groups_masked.wgsl. `list` has two purposes because a kernel
 // can have only 8 storage buffers.
 
-#import team
-#import vector
-#import weights
 #import stacked
-#import grid
-#import canon
 #import groups
 #import matvec
-#import tokens_side_by_side
-#import dtype
 
 const TWO_TENSORS: bool = false;
 
@@ -46,16 +39,5 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if (thread % LANES != 0u || first >= params.rows) { return; }
     let scale = row_scales(rows);
     let offset = bias_of(first);
-    add(0u, first, fma(dots.c0, scale, offset));
-    if (WIDTH > 1u) { add(1u, first, fma(dots.c1, scale, offset)); }
-    if (WIDTH > 2u) {
-        add(2u, first, fma(dots.c2, scale, offset));
-        add(3u, first, fma(dots.c3, scale, offset));
-    }
-    if (WIDTH > 4u) {
-        add(4u, first, fma(dots.c4, scale, offset));
-        add(5u, first, fma(dots.c5, scale, offset));
-        add(6u, first, fma(dots.c6, scale, offset));
-        add(7u, first, fma(dots.c7, scale, offset));
-    }
+    #each 0..WIDTH add(#u, first, fma(dots.c#, scale, offset));
 }

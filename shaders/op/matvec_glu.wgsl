@@ -6,17 +6,10 @@
 // Masked: only the outputs that `list` names; zeros in the other outputs.
 // list: number of outputs to compute, 0, 0, 0; all outputs, those to compute first.
 
-#import team
-#import vector
-#import weights
-#import grid
-#import canon
 #import norm_scale
 #import groups_all
 #import matvec
-#import tokens_side_by_side
 #import glu
-#import dtype
 
 const TWO_TENSORS: bool = true;
 
@@ -68,16 +61,5 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let j = params.row0 + outputs.y;
     let k = vec4<u32>(i, j, params.bias_up + i, params.bias_up + j) * params.has_bias;
     let offset = vec4<f32>(bias[k.x], bias[k.y], bias[k.z], bias[k.w]);
-    store(0u, i, j, fma(dots.c0, scale * norms.c0, offset));
-    if (WIDTH > 1u) { store(1u, i, j, fma(dots.c1, scale * norms.c1, offset)); }
-    if (WIDTH > 2u) {
-        store(2u, i, j, fma(dots.c2, scale * norms.c2, offset));
-        store(3u, i, j, fma(dots.c3, scale * norms.c3, offset));
-    }
-    if (WIDTH > 4u) {
-        store(4u, i, j, fma(dots.c4, scale * norms.c4, offset));
-        store(5u, i, j, fma(dots.c5, scale * norms.c5, offset));
-        store(6u, i, j, fma(dots.c6, scale * norms.c6, offset));
-        store(7u, i, j, fma(dots.c7, scale * norms.c7, offset));
-    }
+    #each 0..WIDTH store(#u, i, j, fma(dots.c#, scale * norms.c#, offset));
 }

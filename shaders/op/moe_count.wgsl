@@ -3,7 +3,6 @@
 // A workgroup works for one token.
 
 #import tokens
-#import experts
 #import route
 
 @compute @workgroup_size(THREADS)

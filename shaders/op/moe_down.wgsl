@@ -5,16 +5,9 @@
 // A team computes 4 rows of a token. The groups of all ranks are one row in the canonical order of canon.wgsl, so
 // that all lanes have work even if experts are narrow.
 
-#import team
-#import vector
-#import weights
-#import grid
-#import canon
 #import groups
 #import matvec
-#import tokens_side_by_side
 #import experts
-#import dtype
 
 const TWO_TENSORS: bool = false;
 

@@ -10,20 +10,11 @@
 // A workgroup works for one rank of a token, or for as many outputs of the shared expert as an expert has. A team
 // computes 2 outputs.
 
-#import team
-#import vector
-#import weights
-#import grid
-#import canon
 #import norm_scale
 #import groups
 #import matvec
-#import tokens_side_by_side
 #import glu
-#import experts
-#import route
 #import routes
-#import dtype
 
 const TWO_TENSORS: bool = true;
 

@@ -4,13 +4,7 @@
 // x [entries / x_entries, 32*groups]; y [entries, y_stride vectors].
 // A thread computes 4 rows and 8 entries of one expert.
 
-#import vector
-#import weights
-#import tokens
-#import matmul
 #import moe_tile
-#import experts
-#import dtype
 
 fn store(tile: ExpertTile, i: u32, first: u32, value: vec4<f32>) {
     if (i >= tile.count) { return; }
@@ -28,12 +22,5 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if (place == ABSENT) { return; }
     let rows = rows_from(first, params.outputs - 1u) + vec4<u32>(place * params.outputs);
     let t = tile_sums(rows, place, tile);
-    store(tile, 0u, first, t.c0);
-    store(tile, 1u, first, t.c1);
-    store(tile, 2u, first, t.c2);
-    store(tile, 3u, first, t.c3);
-    store(tile, 4u, first, t.c4);
-    store(tile, 5u, first, t.c5);
-    store(tile, 6u, first, t.c6);
-    store(tile, 7u, first, t.c7);
+    #each 0..8 store(tile, #u, first, t.c#);
 }

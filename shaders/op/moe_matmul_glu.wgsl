@@ -4,15 +4,7 @@
 // A thread computes 4 outputs and 8 entries of one expert. It stores the gates in y, then replaces them by the
 // products.
 
-#import vector
-#import weights
-#import tokens
-#import matmul
-#import moe_tile
-#import experts
-#import glu
 #import moe_gated
-#import dtype
 
 // Stores the gates of an entry.
 fn keep(tile: ExpertTile, i: u32, first: u32, gate: vec4<f32>) {
@@ -32,13 +24,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let tensor = place + select(0u, 2u, params.shared_outputs != 0u);
     let rows = rows_from(first, params.outputs - 1u);
     let g = tile_sums(rows + vec4<u32>(gate_row), tensor, tile);
-    keep(tile, 0u, first, g.c0);
-    keep(tile, 1u, first, g.c1);
-    keep(tile, 2u, first, g.c2);
-    keep(tile, 3u, first, g.c3);
-    keep(tile, 4u, first, g.c4);
-    keep(tile, 5u, first, g.c5);
-    keep(tile, 6u, first, g.c6);
-    keep(tile, 7u, first, g.c7);
+    #each 0..8 keep(tile, #u, first, g.c#);
     store_products(tile, first, tile_sums(rows + vec4<u32>(up_row), tensor + params.placed, tile));
 }

@@ -2,15 +2,7 @@
 // Before this step, moe_matmul.wgsl stores the gates in y. act is silu or gelu_tanh; operands as in moe_matmul.wgsl.
 // A thread computes 4 rows and 8 entries of one expert.
 
-#import vector
-#import weights
-#import tokens
-#import matmul
-#import moe_tile
-#import experts
-#import glu
 #import moe_gated
-#import dtype
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {

@@ -6,20 +6,11 @@
 // x, squares as in matvec.wgsl; router and routes as in routes.wgsl; y: from vector y_at [tokens, top_k, y_stride].
 // A workgroup works for one rank of a token. A team computes 4 outputs.
 
-#import team
-#import vector
-#import weights
-#import grid
-#import canon
 #import norm_scale
 #import groups
 #import matvec
-#import tokens_side_by_side
 #import glu
-#import experts
-#import route
 #import routes
-#import dtype
 
 const TWO_TENSORS: bool = false;
 

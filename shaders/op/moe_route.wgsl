@@ -4,7 +4,6 @@
 // A workgroup computes one token.
 
 #import tokens
-#import experts
 #import route
 
 @compute @workgroup_size(THREADS)

@@ -2,7 +2,8 @@
 //! operator.
 //!
 //! A line `#import name` names a file in `shaders/lib`, or stands for files that depend on the variant: `dtype`,
-//! `kv`, `team`, `tokens_side_by_side`, `groups`, `matmul_groups`. Everything else is plain concatenation.
+//! `kv`, `team`, `tokens_side_by_side`, `groups`, `matmul_groups`. A line `#each 0..4 text` is repeated, with a number
+//! in place of every `#`. Everything else is plain concatenation.
 
 use super::variant::{Team, Variant};
 use crate::op::{Kernel, constants};
@@ -74,11 +75,29 @@ pub fn compose(variant: &Variant) -> String {
     for (_, file) in files {
         text.push('\n');
         for line in file.lines().filter(|line| !line.starts_with("#import ")) {
-            text += line;
-            text.push('\n');
+            repeat(line, variant.width, &mut text);
         }
     }
     text
+}
+
+/// Adds a line, or if it begins with `#each FIRST..END`, what follows once for each number of the range. `END` is a
+/// number or `WIDTH`.
+fn repeat(line: &str, width: u32, text: &mut String) {
+    let parts = line.split_once("#each ").and_then(|(indent, rest)| {
+        let (range, repeated) = rest.split_once(' ')?;
+        let (first, end) = range.split_once("..")?;
+        let end = if end == "WIDTH" { width } else { end.parse().ok()? };
+        Some((indent, first.parse().ok()?..end, repeated))
+    });
+    match parts {
+        None => *text += &format!("{line}\n"),
+        Some((indent, range, repeated)) => {
+            for number in range {
+                *text += &format!("{indent}{}\n", repeated.replace('#', &number.to_string()));
+            }
+        }
+    }
 }
 
 /// Adds a file after everything that it imports.
@@ -98,6 +117,19 @@ fn collect(variant: &Variant, file: (&'static str, &'static str), files: &mut Ve
 mod tests {
     use super::*;
     use crate::dtype::planes::Planes;
+
+    #[test]
+    fn a_line_is_repeated_with_numbers_in_place_of_signs() {
+        let repeated = |line: &str| {
+            let mut text = String::new();
+            repeat(line, 4, &mut text);
+            text
+        };
+        assert_eq!(repeated("  #each 1..3 c#[#u];"), "  c1[1u];\n  c2[2u];\n");
+        assert_eq!(repeated("#each 2..WIDTH #,"), "2,\n3,\n");
+        assert_eq!(repeated("#each 4..WIDTH #,"), "");
+        assert_eq!(repeated("  let a = 1u;"), "  let a = 1u;\n");
+    }
 
     #[test]
     fn every_file_is_in_its_table_and_every_import_exists() {
