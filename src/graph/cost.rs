@@ -85,19 +85,17 @@ impl Graph {
                     return share(part, of);
                 }
                 let tokens = u64::from(step.width.min(self.width));
+                let experts = |count: u32, rows: u32| {
+                    let rows = u64::from(rows);
+                    let present = geometry.rows as u64 / rows.max(1);
+                    share(u64::from(count).min(present) * rows, stored)
+                };
                 match step.op.weight_read() {
                     WeightRead::All => whole,
                     WeightRead::Rows(rows) => share(rows, stored),
                     WeightRead::RowsEachToken(rows) => tokens * share(rows, stored),
-                    WeightRead::Experts {
-                        count,
-                        rows,
-                        each_token,
-                    } => {
-                        let present = geometry.rows as u64 / rows.max(1);
-                        let read = share(count.min(present) * rows, stored);
-                        if each_token { tokens * read } else { read }
-                    }
+                    WeightRead::Experts(count, rows) => experts(count, rows),
+                    WeightRead::ExpertsEachToken(count, rows) => tokens * experts(count, rows),
                 }
             }
             // Zeros stand for a bias that the product does not have.

@@ -35,12 +35,12 @@ fn tensors() -> Arc<dyn Tensors> {
     Arc::new(MemoryTensors::new(tensors).unwrap())
 }
 
-fn step(label: &str, op: Op, bindings: impl IntoIterator<Item = Bind>) -> Step {
+fn step(label: &str, op: Op, bindings: impl Into<Vec<Bind>>) -> Step {
     Step {
         label: label.into(),
         op,
         planes: None,
-        bindings: bindings.into_iter().collect(),
+        bindings: bindings.into(),
         width: 1,
         conditions: Vec::new(),
         masked: None,

@@ -98,7 +98,7 @@ pub(super) struct KvRows {
 impl KvRows {
     pub fn new(o: &Operands, kv_heads: usize, slot_pages: u32) -> Result<KvRows> {
         Ok(KvRows {
-            pages: o.words("pages")?.to_vec(),
+            pages: o.all_words("pages")?.to_vec(),
             kv_heads,
             slot_pages: slot_pages as usize,
         })
@@ -170,9 +170,9 @@ impl KvCache {
 /// `len` elements of a cache from `at`.
 fn cached(o: &Operands, name: &str, at: usize, len: usize) -> Result<Vec<f32>> {
     Ok(match o.kv {
-        Kv::F32 => slice(o.floats(name)?, at, len, name)?.to_vec(),
+        Kv::F32 => o.floats(name, at, len)?.to_vec(),
         Kv::F16 => {
-            let halves: &[u16] = bytemuck::cast_slice(o.words(name)?);
+            let halves: &[u16] = bytemuck::cast_slice(o.all_words(name)?);
             let halves = slice(halves, at, len, name)?;
             halves.iter().map(|&bits| f16::from_bits(bits).to_f32()).collect()
         }

@@ -2,11 +2,7 @@
 
 use super::attention::{KvCache, shape};
 use super::constants::KV_PAGE;
-use super::define::operator;
-use super::grid::Grid;
-use super::host::Operands;
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 use cmf_kernels_ref::op::attention::block;
 
 operator! {
@@ -23,13 +19,9 @@ operator! {
         query_vectors: u32 = "Vectors of 4 from one query head to the next.",
     }
     bindings {
-        batch: read Batch,
-        qkv: read array<vec4<f32>>,
-        k_cache: read array<Kv4>,
-        v_cache: read array<Kv4>,
-        pages: read array<u32>,
-        list: read array<u32>,
-        partial: write array<vec4<f32>>,
+        read batch: Batch, qkv: array<vec4<f32>>, k_cache: array<Kv4>, v_cache: array<Kv4>, pages: array<u32>,
+            list: array<u32>;
+        write partial: array<vec4<f32>>;
     }
     threads Some(64),
     grid |p| Grid::Blocks(p.kv_heads),
@@ -48,7 +40,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
         let visible = shape.visible(token.position as usize);
         let caches = KvCache::read_all(o, &shape, p.slot_pages, token)?;
         for &head in &heads {
-            let q = shape.query(o.floats("qkv")?, t, head)?;
+            let q = shape.query(o.all_floats("qkv")?, t, head)?;
             let cached = &caches[shape.kv_head(head)];
             for number in visible.start / size..visible.end.div_ceil(size) {
                 let here = visible.start.max(number * size)..visible.end.min((number + 1) * size);

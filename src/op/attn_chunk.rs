@@ -2,11 +2,7 @@
 
 use super::attention::{KvCache, shape};
 use super::constants::{CHUNK_TOKENS, KV_PAGE};
-use super::define::operator;
-use super::grid::Grid;
-use super::host::Operands;
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 use cmf_kernels_ref::op::attention::attend;
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -25,13 +21,9 @@ operator! {
         query_vectors: u32 = "Vectors of 4 from one query head to the next; if more than a head has, its gate follows.",
     }
     bindings {
-        batch: read Batch,
-        qkv: read array<vec4<f32>>,
-        k_cache: read array<Kv4>,
-        v_cache: read array<Kv4>,
-        pages: read array<u32>,
-        list: read array<u32>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, qkv: array<vec4<f32>>, k_cache: array<Kv4>, v_cache: array<Kv4>, pages: array<u32>,
+            list: array<u32>;
+        write y: array<vec4<f32>>;
     }
     threads Some(64),
     grid |p| Grid::Workgroups(p.heads, CHUNK_TOKENS),
@@ -65,7 +57,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
         caches.insert(slot, KvCache::read_all(o, &shape, p.slot_pages, token)?);
     }
     let place = |i: usize| (i / heads.len(), heads[i % heads.len()]);
-    let floats = o.floats("qkv")?;
+    let floats = o.all_floats("qkv")?;
     let results = (0..tokens.len() * heads.len()).into_par_iter().map(|i| {
         let (t, head) = place(i);
         let q = shape.query(floats, t, head)?;

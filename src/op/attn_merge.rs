@@ -2,11 +2,7 @@
 
 use super::attention::shape;
 use super::constants::KV_PAGE;
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 use cmf_kernels_ref::op::attention::{Block, join};
 
 operator! {
@@ -23,11 +19,8 @@ operator! {
         query_vectors: u32 = "Vectors of 4 from one query head to the next; if more than a head has, its gate follows.",
     }
     bindings {
-        batch: read Batch,
-        partial: read array<vec4<f32>>,
-        qkv: read array<vec4<f32>>,
-        list: read array<u32>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, partial: array<vec4<f32>>, qkv: array<vec4<f32>>, list: array<u32>;
+        write y: array<vec4<f32>>;
     }
     threads Some(64),
     grid |p| Grid::Threads(p.heads * p.head_vectors, 1),
@@ -45,7 +38,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
             let base = (t * shape.heads + head) * p.blocks as usize;
             let length = 4 + shape.head;
             let read = |number: usize| {
-                let record = slice(o.floats("partial")?, (base + number) * length, length, "partial")?;
+                let record = o.floats("partial", (base + number) * length, length)?;
                 Ok(Block {
                     largest: f64::from(record[0]),
                     total: f64::from(record[1]),
@@ -56,7 +49,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
             let blocks = numbers.map(read).collect::<Result<Vec<_>>>()?;
             let mut y = vec![0.0; shape.head];
             join(&blocks, &mut y);
-            shape.gate(o.floats("qkv")?, t, head, &mut y)?;
+            shape.gate(o.all_floats("qkv")?, t, head, &mut y)?;
             o.store("y", y_at(head), &y)?;
         }
         for &head in &others {

@@ -1,10 +1,6 @@
 //! Multiplier and soft cap of logits.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     cap
@@ -14,8 +10,8 @@ operator! {
         cap: f32 = "Soft cap; 0 = none.",
     }
     bindings {
-        batch: read Batch,
-        y: write array<vec4<f32>>,
+        read batch: Batch;
+        write y: array<vec4<f32>>;
     }
     threads Some(64),
     grid |p| Grid::Threads(p.vectors, 1),
@@ -26,7 +22,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
     let (multiplier, cap) = (f64::from(p.multiplier), f64::from(p.cap));
     for t in 0..o.tokens("batch")?.len() {
-        let y = slice(o.floats("y")?, t * stride, stride, "y")?;
+        let y = o.floats("y", t * stride, stride)?;
         let capped = |value: &f32| match f64::from(*value) * multiplier {
             v if cap == 0.0 => v,
             v => cap * (v / cap).tanh(),

@@ -1,4 +1,11 @@
-//! The macro that declares an operator.
+//! The macro that declares an operator, and the names that the files of all operators use.
+
+pub(super) use super::grid::Grid;
+pub(super) use super::host::{Operands, activation, halves, scaled, whole_vectors};
+pub(super) use super::operator::{Bound, ExpertUse, KvRead, Operator, WeightRead, block_share};
+pub(super) use super::spec::{Access, Bind, Binding, Spec};
+pub(super) use super::tolerance::Tolerance;
+pub(super) use crate::error::{Result, bail};
 
 /// Declares an operator: `Params`, `Bindings`, `SPEC`, and `Operator` for the parameters. The WGSL file of the same
 /// name contains the rest of the kernel. The host implementation is a function `run(p: &Params, o: &mut Operands)`
@@ -10,7 +17,7 @@ macro_rules! operator {
         $name:ident
         $(weight $w:ident)?
         params { $($field:ident: $ty:ident = $doc:literal),* $(,)? }
-        bindings { $($binding:ident: $access:ident $wgsl:ty),* $(,)? }
+        bindings { $($access:ident $($binding:ident: $wgsl:ty),+;)* }
         threads $threads:expr,
         grid |$grid_p:pat_param| $grid:expr,
         tolerance |$tolerance_p:pat_param| $tolerance:expr,
@@ -29,56 +36,59 @@ macro_rules! operator {
         #[doc = concat!("Bindings of `", stringify!($name), "`, as its WGSL names them.")]
         #[allow(missing_docs, reason = "the WGSL file describes each operand")]
         #[derive(Clone, Copy, Debug)]
-        pub struct Bindings { $(pub $w: $crate::op::spec::Bind,)? $(pub $binding: $crate::op::spec::Bind),* }
+        pub struct Bindings { $(pub $w: Bind,)? $($(pub $binding: Bind),+),* }
 
-        impl IntoIterator for Bindings {
-            type Item = $crate::op::spec::Bind;
-            type IntoIter = std::vec::IntoIter<$crate::op::spec::Bind>;
-
-            fn into_iter(self) -> Self::IntoIter {
-                vec![$(self.$w,)? $(self.$binding),*].into_iter()
+        impl From<Bindings> for Vec<Bind> {
+            fn from(bindings: Bindings) -> Vec<Bind> {
+                vec![$(bindings.$w,)? $($(bindings.$binding),+),*]
             }
         }
 
+        impl Bound for Params {
+            type Bindings = Bindings;
+        }
+
         /// The operator's declaration.
-        pub const SPEC: $crate::op::spec::Spec = $crate::op::spec::Spec {
+        pub const SPEC: Spec = Spec {
             name: stringify!($name),
             text: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/op/", stringify!($name), ".wgsl")),
             params: &[$((stringify!($field), stringify!($ty))),*],
             bindings: &[
-                $($crate::op::spec::Binding { name: stringify!($w), access: $crate::op::spec::Access::Read, wgsl: "" },)?
-                $($crate::op::spec::Binding {
+                $(Binding { name: stringify!($w), access: Access::Read, wgsl: "" },)?
+                $($(Binding {
                     name: stringify!($binding),
                     access: $crate::op::define::access!($access),
                     wgsl: stringify!($wgsl),
-                }),*
+                }),+),*
             ],
             threads: $threads,
         };
 
-        impl $crate::op::operator::Operator for Params {
-            type Bindings = Bindings;
+        impl Operator for Params {
+            fn bytes(&self) -> &[u8] {
+                bytemuck::bytes_of(self)
+            }
 
-            fn grid(&self) -> $crate::op::grid::Grid {
+            fn grid(&self) -> Grid {
                 let $grid_p = self;
                 $grid
             }
 
-            fn tolerance(&self) -> $crate::op::tolerance::Tolerance {
+            fn tolerance(&self) -> Tolerance {
                 let $tolerance_p = self;
                 $tolerance
             }
 
-            $(fn experts(&self) -> Option<$crate::op::operator::ExpertUse> {
-                Some($crate::op::operator::ExpertUse::$experts)
+            $(fn experts(&self) -> Option<ExpertUse> {
+                Some(ExpertUse::$experts)
             })?
 
-            $(fn weight_read(&self) -> $crate::op::operator::WeightRead {
+            $(fn weight_read(&self) -> WeightRead {
                 let $read_p = self;
                 $read
             })?
 
-            $(fn masked_grid(&self, $counts: [u32; 2]) -> $crate::op::grid::Grid {
+            $(fn masked_grid(&self, $counts: [u32; 2]) -> Grid {
                 let $masked_p = self;
                 $masked
             })?
@@ -88,7 +98,7 @@ macro_rules! operator {
                 $share
             })?
 
-            $(fn kv_read(&self) -> Option<$crate::op::operator::KvRead> {
+            $(fn kv_read(&self) -> Option<KvRead> {
                 let $kv_p = self;
                 $kv
             })?
@@ -98,7 +108,7 @@ macro_rules! operator {
                 $loops
             })?
 
-            fn run(&self, o: &mut $crate::op::host::Operands) -> $crate::error::Result<()> {
+            fn run(&self, o: &mut Operands) -> Result<()> {
                 run(self, o)
             }
         }
@@ -107,10 +117,10 @@ macro_rules! operator {
 
 macro_rules! access {
     (read) => {
-        $crate::op::spec::Access::Read
+        Access::Read
     };
     (write) => {
-        $crate::op::spec::Access::Write
+        Access::Write
     };
 }
 

@@ -1,11 +1,7 @@
 //! The recurrence of Gated DeltaNet layers, token by token.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
+use super::define::*;
 use super::tokens::Token;
-use super::tolerance::Tolerance;
-use crate::error::{Result, bail};
 use cmf_kernels_ref::op::delta_net::{causal_conv, decay, gated_norm, scale_to_length, sigmoid, step};
 use cmf_kernels_ref::op::glu::silu;
 
@@ -36,14 +32,8 @@ operator! {
         y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
     }
     bindings {
-        batch: read Batch,
-        proj: read array<vec4<f32>>,
-        conv: read array<f32>,
-        gates: read array<f32>,
-        norm: read array<vec4<f32>>,
-        ring: write array<vec4<f32>>,
-        state: write array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, proj: array<vec4<f32>>, conv: array<f32>, gates: array<f32>, norm: array<vec4<f32>>;
+        write ring: array<vec4<f32>>, state: array<vec4<f32>>, y: array<vec4<f32>>;
     }
     threads Some(256),
     grid |p| Grid::Workgroups(p.value_heads, 0),
@@ -91,7 +81,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
             let mut state: Vec<f64> = match token.position {
                 0 => vec![0.0; size],
                 position => {
-                    let state = slice(o.floats("state")?, state_at(position - 1), size, "state")?;
+                    let state = o.floats("state", state_at(position - 1), size)?;
                     state.iter().map(|&v| f64::from(v)).collect()
                 }
             };
@@ -143,12 +133,12 @@ impl Params {
         for (out, &(from, channel, len)) in heads.iter_mut().zip(&mixed) {
             for e in 0..len {
                 let lagged = |lag: usize| match (lag <= before, lag <= position) {
-                    (true, _) => Ok(slice(o.floats("proj")?, (t - lag) * stride + from + e, 1, "proj")?[0]),
-                    (false, true) => Ok(slice(o.floats("ring")?, ring(position - lag) + inputs.len(), 1, "ring")?[0]),
+                    (true, _) => Ok(o.floats("proj", (t - lag) * stride + from + e, 1)?[0]),
+                    (false, true) => Ok(o.floats("ring", ring(position - lag) + inputs.len(), 1)?[0]),
                     (false, false) => Ok(0.0),
                 };
                 let newest_first = (0..taps).map(lagged).collect::<Result<Vec<f32>>>()?;
-                let weights = slice(o.floats("conv")?, (channel + e) * taps, taps, "conv")?;
+                let weights = o.floats("conv", (channel + e) * taps, taps)?;
                 out.push(silu(causal_conv(&newest_first, weights)));
                 inputs.push(f64::from(newest_first.first().copied().unwrap_or(0.0)));
             }
@@ -157,7 +147,7 @@ impl Params {
         let [mut q, mut k, v] = heads;
         scale_to_length(&mut q, f64::from(self.q_scale), f64::from(self.length_eps));
         scale_to_length(&mut k, 1.0, f64::from(self.length_eps));
-        let one = |name: &str, at: usize| Ok(f64::from(slice(o.floats(name)?, at, 1, name)?[0]));
+        let one = |name: &str, at: usize| Ok(f64::from(o.floats(name, at, 1)?[0]));
         let gate = t * stride + key_head * self.gate_stride as usize + within;
         let (b, a) = (
             one("proj", gate + self.b_at as usize)?,
@@ -166,13 +156,8 @@ impl Params {
         let (a_log, dt_bias) = (one("gates", head)?, one("gates", shape.value_heads + head)?);
         let mut out = vec![0.0; value];
         step(state, [&q, &k, &v], decay(a, dt_bias, a_log), sigmoid(b), &mut out);
-        let z = slice(
-            o.floats("proj")?,
-            t * stride + self.z_at as usize * 4 + value_at,
-            value,
-            "z",
-        )?;
-        let norm = slice(o.floats("norm")?, 0, value, "norm")?;
+        let z = o.floats("proj", t * stride + self.z_at as usize * 4 + value_at, value)?;
+        let norm = o.floats("norm", 0, value)?;
         let mut y = vec![0.0; value];
         gated_norm(&out, norm, z, f64::from(self.eps), &mut y);
         Ok(y)

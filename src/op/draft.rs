@@ -1,12 +1,8 @@
 //! Drafts one token from the logits of the draft head.
 
 use super::constants::MAX_WIDTH;
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
+use super::define::*;
 use super::tokens::{BATCH_HEADER, Token};
-use super::tolerance::Tolerance;
-use crate::error::{Result, bail};
 
 operator! {
     draft
@@ -15,10 +11,8 @@ operator! {
         number: u32 = "Number of this draft in the step, from 1.",
     }
     bindings {
-        logits: read array<f32>,
-        slots: read array<Slot>,
-        batch: write Batch,
-        draft_batch: write Batch,
+        read logits: array<f32>, slots: array<Slot>;
+        write batch: Batch, draft_batch: Batch;
     }
     threads Some(256),
     grid |_| Grid::One,
@@ -26,7 +20,7 @@ operator! {
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
-    let logits = slice(o.floats("logits")?, 0, p.vocab as usize, "logits")?;
+    let logits = o.floats("logits", 0, p.vocab as usize)?;
     let mut best = (0, -3.4e38);
     for (token, &logit) in logits.iter().enumerate() {
         if logit > best.1 {

@@ -1,12 +1,7 @@
 //! Rows of the embedding table.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::Operands;
-use super::operator::WeightRead;
-use super::tolerance::Tolerance;
+use super::define::*;
 use crate::dtype::RowDecoder;
-use crate::error::Result;
 
 operator! {
     embed
@@ -18,8 +13,8 @@ operator! {
         multiplier: f32 = "Factor of every embedding.",
     }
     bindings {
-        batch: read Batch,
-        h: write array<vec4<f32>>,
+        read batch: Batch;
+        write h: array<vec4<f32>>;
     }
     threads Some(64),
     grid |p| Grid::Threads(p.groups * 4, 1),

@@ -20,10 +20,9 @@ pub(super) struct Table {
 impl Table {
     /// The table in `experts`.
     pub fn read(o: &Operands) -> Result<Table> {
-        let words = o.words("experts")?;
-        let header = slice(words, 0, TABLE_HEADER, "experts")?;
+        let header = o.words("experts", 0, TABLE_HEADER)?;
         let count = header[0] as usize;
-        let all = slice(words, TABLE_HEADER, count.saturating_mul(2), "experts")?;
+        let all = o.words("experts", TABLE_HEADER, count.saturating_mul(2))?;
         let biases = all.chunks_exact(2).map(|pair| f32::from_bits(pair[1]));
         Ok(Table {
             routing: Routing {
@@ -98,10 +97,9 @@ pub(super) fn row_products(
             "rows {rows:?} of a weight with {stored} rows, and {groups} groups of 32 activations for {cols} columns"
         );
     }
-    let x = o.floats("x")?;
     let mut gathered = Vec::with_capacity(starts.len() * cols);
     for &start in starts {
-        gathered.extend_from_slice(slice(x, start, cols, "x")?);
+        gathered.extend_from_slice(o.floats("x", start, cols)?);
     }
     let mut y = vec![0.0; starts.len() * rows.len()];
     linear(&weights, rows, cols, &gathered, cols, starts.len(), &mut y);
@@ -116,13 +114,12 @@ pub(super) struct Task {
 
 /// The tiles in `lists` that have entries.
 pub(super) fn tasks(o: &Operands, tiles: u32) -> Result<Vec<Task>> {
-    let lists = o.words("lists")?;
     let entries_at = 3 * tiles as usize;
     let mut tasks = Vec::new();
-    for tile in slice(lists, 0, entries_at, "lists")?.chunks_exact(3) {
+    for tile in o.words("lists", 0, entries_at)?.chunks_exact(3) {
         let (first, count) = (tile[1] as usize, tile[2] as usize);
         if count != 0 {
-            let entries = slice(lists, entries_at + first, count, "lists")?;
+            let entries = o.words("lists", entries_at + first, count)?;
             tasks.push(Task {
                 expert: tile[0],
                 entries: entries.iter().map(|&entry| entry as usize).collect(),
@@ -165,7 +162,7 @@ pub(super) fn store_entries(o: &mut Operands, p: &Tiled, value: impl Fn(f64, f32
         let products = row_products(o, rows, p.rows, p.groups, &starts)?;
         for (entry, products) in task.entries.iter().zip(products.chunks(outputs.max(1))) {
             let at = entry * p.y_stride as usize * 4 + p.row0 as usize;
-            let before = slice(o.floats("y")?, at, outputs, "y")?;
+            let before = o.floats("y", at, outputs)?;
             let pairs = products.iter().zip(before);
             let mut y: Vec<f64> = pairs.map(|(&product, &before)| value(product, before)).collect();
             whole_vectors(&mut y);

@@ -1,10 +1,6 @@
 //! The activation of a gate times the up projection, where separate steps computed the two.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, activation, slice};
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     glu
@@ -13,9 +9,8 @@ operator! {
         gelu: u32 = "1 = gelu_tanh, 0 = silu.",
     }
     bindings {
-        batch: read Batch,
-        up: read array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, up: array<vec4<f32>>;
+        write y: array<vec4<f32>>;
     }
     threads Some(64),
     grid |p| Grid::Threads(p.vectors, 1),
@@ -25,8 +20,8 @@ operator! {
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
     for t in 0..o.tokens("batch")?.len() {
-        let up = slice(o.floats("up")?, t * stride, stride, "up")?;
-        let gate = slice(o.floats("y")?, t * stride, stride, "gate")?;
+        let up = o.floats("up", t * stride, stride)?;
+        let gate = o.floats("y", t * stride, stride)?;
         let product = |(&gate, &up): (&f32, &f32)| activation(p.gelu, f64::from(gate)) * f64::from(up);
         let y: Vec<f64> = gate.iter().zip(up).map(product).collect();
         o.store("y", t * stride, &y)?;

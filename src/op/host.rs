@@ -55,14 +55,6 @@ pub struct Operands<'a> {
     pub masked: bool,
 }
 
-/// The rows and columns that a mask list names.
-pub struct List {
-    /// Blocks of 4 rows to compute.
-    pub blocks: Vec<usize>,
-    /// Groups of 32 columns to sum.
-    pub groups: Vec<usize>,
-}
-
 impl Operands<'_> {
     fn bind(&self, name: &str) -> Result<Bind> {
         let bind = self.spec.position(name).and_then(|i| self.bindings.get(i));
@@ -71,7 +63,7 @@ impl Operands<'_> {
     }
 
     /// The words of a buffer.
-    pub fn words(&self, name: &str) -> Result<&[u32]> {
+    pub fn all_words(&self, name: &str) -> Result<&[u32]> {
         match self.bind(name)? {
             Bind::Buffer(buffer) => self.memory.buffer(buffer),
             _ => None,
@@ -79,14 +71,29 @@ impl Operands<'_> {
         .ok_or_else(|| internal(format!("{}: '{name}' is not a buffer", self.spec.name)))
     }
 
+    /// `len` words of a buffer from `at`.
+    pub fn words(&self, name: &str, at: usize, len: usize) -> Result<&[u32]> {
+        slice(self.all_words(name)?, at, len, name)
+    }
+
     /// The elements of a buffer or a vector.
-    pub fn floats(&self, name: &str) -> Result<&[f32]> {
+    pub fn all_floats(&self, name: &str) -> Result<&[f32]> {
         match self.bind(name)? {
             Bind::Vector(vector) => self.memory.vector(vector),
             Bind::Buffer(buffer) => self.memory.buffer(buffer).map(bytemuck::cast_slice),
             Bind::Weight(..) => None,
         }
         .ok_or_else(|| internal(format!("{}: '{name}' has no elements", self.spec.name)))
+    }
+
+    /// `len` elements of a buffer or a vector from `at`.
+    pub fn floats(&self, name: &str, at: usize, len: usize) -> Result<&[f32]> {
+        slice(self.all_floats(name)?, at, len, name)
+    }
+
+    /// The same, as f64.
+    pub fn values(&self, name: &str, at: usize, len: usize) -> Result<Vec<f64>> {
+        Ok(self.floats(name, at, len)?.iter().map(|&v| f64::from(v)).collect())
     }
 
     /// `len` words of a buffer from `at`, to be written.
@@ -112,15 +119,14 @@ impl Operands<'_> {
 
     /// The tokens of a batch.
     pub fn tokens(&self, name: &str) -> Result<Vec<Token>> {
-        let words = self.words(name)?;
-        let count = slice(words, 0, BATCH_HEADER, name)?[0] as usize;
-        let records = slice(words, BATCH_HEADER, count * size_of::<Token>() / 4, name)?;
+        let count = self.words(name, 0, BATCH_HEADER)?[0] as usize;
+        let records = self.words(name, BATCH_HEADER, count * size_of::<Token>() / 4)?;
         Ok(bytemuck::pod_collect_to_vec(records))
     }
 
     /// The first record of a batch, which is valid even if the run has no tokens.
     pub fn first_token(&self, name: &str) -> Result<Token> {
-        let record = slice(self.words(name)?, BATCH_HEADER, size_of::<Token>() / 4, name)?;
+        let record = self.words(name, BATCH_HEADER, size_of::<Token>() / 4)?;
         Ok(bytemuck::pod_read_unaligned(bytemuck::cast_slice(record)))
     }
 
@@ -136,7 +142,7 @@ impl Operands<'_> {
     /// The state of a slot.
     pub fn slot_state(&self, name: &str, slot: u32) -> Result<SlotState> {
         let len = size_of::<SlotState>() / 4;
-        let words = slice(self.words(name)?, slot as usize * len, len, name)?;
+        let words = self.words(name, slot as usize * len, len)?;
         Ok(bytemuck::pod_read_unaligned(bytemuck::cast_slice(words)))
     }
 
@@ -162,7 +168,7 @@ impl Operands<'_> {
 
     /// `Σ_k w[r][k] · x[t][k]` as `[n, rows]`, for the first `n` rows of `x`.
     pub fn products(&self, rows: u32, groups: u32, n: usize) -> Result<Vec<f64>> {
-        let x = slice(self.floats("x")?, 0, n * groups as usize * 32, "x")?;
+        let x = self.floats("x", 0, n * groups as usize * 32)?;
         self.products_of(rows, groups, x, n)
     }
 
@@ -173,9 +179,9 @@ impl Operands<'_> {
             return self.products(rows, groups, n);
         }
         let len = groups as usize * 32;
-        let x = slice(self.floats("x")?, 0, n * len, "x")?;
+        let x = self.floats("x", 0, n * len)?;
         let mut kept = vec![0.0; x.len()];
-        for group in self.list(u32::MAX, groups)?.groups {
+        for group in self.list_entries("group", LIST_HEADER, self.list_header()?[1], groups)? {
             for at in (0..n).map(|t| t * len + group * 32) {
                 kept[at..at + 32].copy_from_slice(&x[at..at + 32]);
             }
@@ -201,8 +207,8 @@ impl Operands<'_> {
     /// `1 / sqrt(mean + eps)` of token `t`, where `squares` has the sums of squares.
     pub fn norm_scale(&self, t: usize, square_vectors: u32, inv_cols: f32, eps: f32) -> Result<f64> {
         let sums = square_vectors as usize * 4;
-        let squares = slice(self.floats("squares")?, t * sums.next_multiple_of(32), sums, "squares")?;
-        let sum: f64 = squares.iter().map(|&v| f64::from(v)).sum();
+        let squares = self.values("squares", t * sums.next_multiple_of(32), sums)?;
+        let sum: f64 = squares.iter().sum();
         Ok(1.0 / (sum * f64::from(inv_cols) + f64::from(eps)).sqrt())
     }
 
@@ -211,38 +217,34 @@ impl Operands<'_> {
         if has_bias == 0 {
             return Ok(vec![0.0; rows as usize]);
         }
-        let bias = slice(self.floats(name)?, at as usize, rows as usize, name)?;
-        Ok(bias.iter().map(|&v| f64::from(v)).collect())
+        self.values(name, at as usize, rows as usize)
     }
 
-    /// Reads `list`, for a weight with this many blocks of 4 rows and groups. With `u32::MAX` blocks only the groups
-    /// are read.
-    pub fn list(&self, blocks: u32, groups: u32) -> Result<List> {
-        let words = self.words("list")?;
-        let head = slice(words, 0, LIST_HEADER as usize, "list")?;
-        let named = |at: u32, count: u32, all: u32, what: &str| -> Result<Vec<usize>> {
-            let entries = slice(words, at as usize, count as usize, what)?;
-            if entries.iter().any(|&entry| entry >= all) || count > all {
-                bail!(Internal, "'list' names {what}, expected indices below {all}");
-            }
-            Ok(entries.iter().map(|&entry| entry as usize).collect())
-        };
-        Ok(List {
-            blocks: match blocks {
-                u32::MAX => Vec::new(),
-                blocks => named(head[2], head[0], blocks, "blocks")?,
-            },
-            groups: named(LIST_HEADER, head[1], groups, "groups")?,
-        })
+    /// The counts at the head of `list`.
+    pub fn list_header(&self) -> Result<&[u32]> {
+        self.words("list", 0, LIST_HEADER as usize)
+    }
+
+    /// `count` entries of `list` from word `at`, which are numbers below `all`.
+    pub fn list_entries(&self, what: &str, at: u32, count: u32, all: u32) -> Result<Vec<usize>> {
+        if count > all {
+            bail!(Internal, "'list' names {count} times {what}, expected at most {all}");
+        }
+        let entries = self.words("list", at as usize, count as usize)?;
+        if let Some(entry) = entries.iter().find(|&&entry| entry >= all) {
+            bail!(Internal, "'list' names {what} {entry}, expected less than {all}");
+        }
+        Ok(entries.iter().map(|&entry| entry as usize).collect())
     }
 
     /// Whether each of `rows` rows is computed: all, or in the masked variant the blocks of 4 that `list` names.
-    pub fn active_rows(&self, rows: u32, groups: u32) -> Result<Vec<bool>> {
+    pub fn active_rows(&self, rows: u32) -> Result<Vec<bool>> {
         if !self.masked {
             return Ok(vec![true; rows as usize]);
         }
         let mut active = vec![false; rows as usize];
-        for block in self.list(rows.div_ceil(4), groups)?.blocks {
+        let head = self.list_header()?;
+        for block in self.list_entries("block", head[2], head[0], rows.div_ceil(4))? {
             let end = active.len().min(block * 4 + 4);
             active[block * 4..end].fill(true);
         }
@@ -254,15 +256,10 @@ impl Operands<'_> {
         if !self.masked {
             return Ok(((0..heads as usize).collect(), Vec::new()));
         }
-        let words = self.words("list")?;
-        let count = slice(words, 0, LIST_HEADER as usize, "list")?[0] as usize;
-        let all = slice(words, LIST_HEADER as usize, heads as usize, "heads")?;
-        if all.iter().any(|&head| head >= heads) || count > all.len() {
-            bail!(Internal, "'list' names query heads, expected indices below {heads}");
-        }
-        let (named, others) = all.split_at(count);
-        let numbers = |heads: &[u32]| heads.iter().map(|&head| head as usize).collect();
-        Ok((numbers(named), numbers(others)))
+        let count = self.list_header()?[0];
+        let named = self.list_entries("query head", LIST_HEADER, count, heads)?;
+        let others = self.list_entries("query head", LIST_HEADER + count, heads - count, heads)?;
+        Ok((named, others))
     }
 
     /// Adds `y` to the elements of `h` from `row0` of token `t`. Then stores `h · g` in `x_scaled`, and the sums of
@@ -270,12 +267,12 @@ impl Operands<'_> {
     pub fn add_to_stream(&mut self, t: usize, stride: usize, row0: usize, mut y: Vec<f64>) -> Result<()> {
         whole_vectors(&mut y);
         let at = t * stride + row0;
-        let h = slice(self.floats("h")?, at, y.len(), "h")?;
+        let h = self.floats("h", at, y.len())?;
         y.iter_mut().zip(h).for_each(|(y, &h)| *y += f64::from(h));
         self.store("h", at, &y)?;
         // The next step reads the rounded sums.
-        let h = slice(self.floats("h")?, at, y.len(), "h")?;
-        let (x_scaled, squares) = scaled(h, slice(self.floats("g")?, row0, y.len(), "g")?);
+        let h = self.floats("h", at, y.len())?;
+        let (x_scaled, squares) = scaled(h, self.floats("g", row0, y.len())?);
         self.store("x_scaled", at, &x_scaled)?;
         self.store("squares", t * (stride / 4).next_multiple_of(32) + row0 / 4, &squares)
     }

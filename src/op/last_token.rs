@@ -1,10 +1,6 @@
 //! Makes the last token of a batch the only one.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     last_token
@@ -12,9 +8,8 @@ operator! {
         vectors: u32 = "Vectors of 4 in a token's row.",
     }
     bindings {
-        source: read array<vec4<f32>>,
-        to: write array<vec4<f32>>,
-        batch: write Batch,
+        read source: array<vec4<f32>>;
+        write to: array<vec4<f32>>, batch: Batch;
     }
     threads Some(256),
     grid |_| Grid::One,
@@ -27,7 +22,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
         return Ok(());
     };
     let len = p.vectors as usize * 4;
-    let row = slice(o.words("source")?, (tokens.len() - 1) * len, len, "source")?.to_vec();
+    let row = o.words("source", (tokens.len() - 1) * len, len)?.to_vec();
     o.words_mut("to", 0, len)?.copy_from_slice(&row);
     o.store_tokens("batch", &[*last])
 }

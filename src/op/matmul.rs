@@ -1,11 +1,6 @@
 //! Products of a weight with the activations of many tokens, for prefill.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, whole_vectors};
-use super::operator::block_share;
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     matmul
@@ -20,11 +15,8 @@ operator! {
         has_bias: u32 = "1 = add the bias.",
     }
     bindings {
-        batch: read Batch,
-        x: read array<vec4<f32>>,
-        list: read array<u32>,
-        bias: read array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, x: array<vec4<f32>>, list: array<u32>, bias: array<vec4<f32>>;
+        write y: array<vec4<f32>>;
     }
     threads Some(32),
     grid |p| Grid::Threads(p.rows.div_ceil(4), 8),
@@ -35,7 +27,7 @@ operator! {
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let n = o.tokens("batch")?.len();
     let bias = o.bias("bias", p.has_bias, p.row0, p.rows)?;
-    let active = o.active_rows(p.rows, p.groups)?;
+    let active = o.active_rows(p.rows)?;
     let products = o.masked_products(p.rows, p.groups, n)?;
     for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {
         let value = |r: usize| if active[r] { products[r] + bias[r] } else { 0.0 };

@@ -1,11 +1,6 @@
 //! Products of a weight with the activations of many tokens, added to the stream, for prefill.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::operator::block_share;
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     matmul_add
@@ -20,11 +15,8 @@ operator! {
         has_bias: u32 = "1 = add the bias.",
     }
     bindings {
-        batch: read Batch,
-        x: read array<vec4<f32>>,
-        list: read array<u32>,
-        bias: read array<vec4<f32>>,
-        h: write array<vec4<f32>>,
+        read batch: Batch, x: array<vec4<f32>>, list: array<u32>, bias: array<vec4<f32>>;
+        write h: array<vec4<f32>>;
     }
     threads Some(32),
     grid |p| Grid::Threads(p.rows.div_ceil(4), 8),
@@ -38,7 +30,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let products = o.masked_products(p.rows, p.groups, n)?;
     for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {
         let at = t * p.y_stride as usize * 4 + p.row0 as usize;
-        let h = slice(o.floats("h")?, at, products.len(), "h")?;
+        let h = o.floats("h", at, products.len())?;
         let sums = products.iter().zip(&bias).zip(h);
         let h: Vec<f64> = sums.map(|((y, bias), &h)| f64::from(h) + y + bias).collect();
         o.store("h", at, &h)?;

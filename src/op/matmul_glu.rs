@@ -1,11 +1,6 @@
 //! The gated product of two projections of many tokens, for prefill.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, activation, halves, whole_vectors};
-use super::operator::{WeightRead, block_share};
-use super::tolerance::Tolerance;
-use crate::error::{Result, bail};
+use super::define::*;
 
 operator! {
     matmul_glu
@@ -21,11 +16,8 @@ operator! {
         gelu: u32 = "1 = gelu_tanh, 0 = silu.",
     }
     bindings {
-        batch: read Batch,
-        x: read array<vec4<f32>>,
-        list: read array<u32>,
-        bias: read array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, x: array<vec4<f32>>, list: array<u32>, bias: array<vec4<f32>>;
+        write y: array<vec4<f32>>;
     }
     threads Some(32),
     grid |p| Grid::Threads(p.outputs.div_ceil(4), 4),
@@ -49,7 +41,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
             p.outputs
         );
     }
-    let active = o.active_rows(p.outputs, p.groups)?;
+    let active = o.active_rows(p.outputs)?;
     let products = o.masked_products(rows, p.groups, n)?;
     for (t, products) in products.chunks(rows.max(1) as usize).enumerate() {
         let (gate, up) = halves(products, p.outputs)?;

@@ -1,11 +1,6 @@
 //! Products of a weight with the activations of a few tokens, for decoding.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, whole_vectors};
-use super::operator::block_share;
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     matvec
@@ -23,11 +18,8 @@ operator! {
         y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
     }
     bindings {
-        x: read array<vec4<f32>>,
-        squares: read array<vec4<f32>>,
-        list: read array<u32>,
-        bias: read array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read x: array<vec4<f32>>, squares: array<vec4<f32>>, list: array<u32>, bias: array<vec4<f32>>;
+        write y: array<vec4<f32>>;
     }
     threads None,
     grid |p| Grid::Teams(p.rows.div_ceil(4)),
@@ -38,7 +30,7 @@ operator! {
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let bias = o.bias("bias", p.has_bias, p.row0, p.rows)?;
-    let active = o.active_rows(p.rows, p.groups)?;
+    let active = o.active_rows(p.rows)?;
     let products = o.masked_products(p.rows, p.groups, o.width)?;
     for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {
         let scale = o.norm_scale(t, p.square_vectors, p.inv_cols, p.eps)?;

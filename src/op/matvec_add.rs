@@ -1,10 +1,6 @@
 //! Products of a weight with the activations of a few tokens, added to the stream, for decoding.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::Operands;
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     matvec_add
@@ -19,12 +15,8 @@ operator! {
         y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
     }
     bindings {
-        x: read array<vec4<f32>>,
-        list: read array<u32>,
-        g: read array<vec4<f32>>,
-        h: write array<vec4<f32>>,
-        x_scaled: write array<vec4<f32>>,
-        squares: write array<f32>,
+        read x: array<vec4<f32>>, list: array<u32>, g: array<vec4<f32>>;
+        write h: array<vec4<f32>>, x_scaled: array<vec4<f32>>, squares: array<f32>;
     }
     threads None,
     grid |p| Grid::Teams(p.rows.div_ceil(4)),

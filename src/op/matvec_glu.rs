@@ -1,11 +1,7 @@
 //! The gated product of two projections of a few tokens, for decoding.
 
 use super::constants::LIST_HEADER;
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, activation, halves, slice};
-use super::tolerance::Tolerance;
-use crate::error::{Result, bail};
+use super::define::*;
 
 operator! {
     matvec_glu
@@ -24,11 +20,8 @@ operator! {
         y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
     }
     bindings {
-        x: read array<vec4<f32>>,
-        squares: read array<vec4<f32>>,
-        list: read array<u32>,
-        bias: read array<f32>,
-        y: write array<f32>,
+        read x: array<vec4<f32>>, squares: array<vec4<f32>>, list: array<u32>, bias: array<f32>;
+        write y: array<f32>;
     }
     threads None,
     grid |p| Grid::Teams(p.outputs.div_ceil(2)),
@@ -61,18 +54,9 @@ impl Params {
         if !o.masked {
             return Ok(vec![true; self.outputs as usize]);
         }
-        let words = o.words("list")?;
-        let count = slice(words, 0, LIST_HEADER as usize, "list")?[0] as usize;
         let mut active = vec![false; self.outputs as usize];
-        for &output in slice(words, LIST_HEADER as usize, count, "outputs")? {
-            match active.get_mut(output as usize) {
-                Some(active) => *active = true,
-                None => bail!(
-                    Internal,
-                    "'list' names output {output}, expected less than {}",
-                    self.outputs
-                ),
-            }
+        for output in o.list_entries("output", LIST_HEADER, o.list_header()?[0], self.outputs)? {
+            active[output] = true;
         }
         Ok(active)
     }

@@ -20,12 +20,12 @@ pub use constants::*;
 pub use grid::{BatchShape, Grid};
 pub use kv::Kv;
 pub use list::{blocks_list, heads_list, heads_list_len, outputs_list};
-pub use operator::{ExpertUse, KvRead, Operator, WeightRead};
+pub use operator::{Bound, ExpertUse, KvRead, Operator, WeightRead};
 pub use spec::{Access, Bind, Binding, BufferId, MatrixId, Spec, VectorId};
 pub use tokens::{BATCH_HEADER, SlotState, Token, batch_len, batch_words};
 pub use tolerance::Tolerance;
 
-use crate::error::Result;
+use std::ops::Deref;
 
 /// Declares the modules of all operators, and the enums over them.
 macro_rules! operators {
@@ -64,59 +64,17 @@ macro_rules! operators {
                 match self { $(Op::$variant(_) => Kernel::$variant),* }
             }
 
-            /// The parameters as the uniform buffer holds them.
-            pub fn bytes(&self) -> &[u8] {
-                match self { $(Op::$variant(params) => bytemuck::bytes_of(params)),* }
-            }
-
-            /// The same operator with other parameters: `bytes` in the form that [`Op::bytes`] returns.
+            /// The same operator with other parameters: `bytes` in the form that [`Operator::bytes`] returns.
             pub fn with_bytes(&self, bytes: &[u8]) -> Op {
                 match self { $(Op::$variant(_) => Op::$variant(bytemuck::pod_read_unaligned(bytes))),* }
             }
+        }
 
-            /// As [`Operator::grid`].
-            pub fn grid(&self) -> Grid {
-                match self { $(Op::$variant(params) => params.grid()),* }
-            }
+        impl Deref for Op {
+            type Target = dyn Operator;
 
-            /// As [`Operator::masked_grid`].
-            pub fn masked_grid(&self, counts: [u32; 2]) -> Grid {
-                match self { $(Op::$variant(params) => params.masked_grid(counts)),* }
-            }
-
-            /// As [`Operator::tolerance`].
-            pub fn tolerance(&self) -> Tolerance {
-                match self { $(Op::$variant(params) => params.tolerance()),* }
-            }
-
-            /// As [`Operator::weight_read`].
-            pub fn weight_read(&self) -> WeightRead {
-                match self { $(Op::$variant(params) => params.weight_read()),* }
-            }
-
-            /// As [`Operator::masked_share`].
-            pub fn masked_share(&self, counts: [u32; 2]) -> [u64; 2] {
-                match self { $(Op::$variant(params) => params.masked_share(counts)),* }
-            }
-
-            /// As [`Operator::kv_read`].
-            pub fn kv_read(&self) -> Option<KvRead> {
-                match self { $(Op::$variant(params) => params.kv_read()),* }
-            }
-
-            /// As [`Operator::experts`].
-            pub fn experts(&self) -> Option<ExpertUse> {
-                match self { $(Op::$variant(params) => params.experts()),* }
-            }
-
-            /// As [`Operator::loop_steps`].
-            pub fn loop_steps(&self) -> u64 {
-                match self { $(Op::$variant(params) => params.loop_steps()),* }
-            }
-
-            /// As [`Operator::run`].
-            pub fn run(&self, o: &mut host::Operands) -> Result<()> {
-                match self { $(Op::$variant(params) => params.run(o)),* }
+            fn deref(&self) -> &(dyn Operator + 'static) {
+                match self { $(Op::$variant(params) => params),* }
             }
         }
     };

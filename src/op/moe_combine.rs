@@ -1,10 +1,6 @@
 //! The weighted sum of the experts' outputs, added to the stream, for prefill.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     moe_combine
@@ -13,11 +9,8 @@ operator! {
         top_k: u32 = "Experts that a token takes.",
     }
     bindings {
-        batch: read Batch,
-        routes: read array<u32>,
-        expert_y: read array<vec4<f32>>,
-        shared_y: read array<vec4<f32>>,
-        h: write array<vec4<f32>>,
+        read batch: Batch, routes: array<u32>, expert_y: array<vec4<f32>>, shared_y: array<vec4<f32>>;
+        write h: array<vec4<f32>>;
     }
     threads Some(64),
     grid |p| Grid::Threads(p.vectors, 1),
@@ -27,20 +20,20 @@ operator! {
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let (len, top_k) = (p.vectors as usize * 4, p.top_k as usize);
     for t in 0..o.tokens("batch")?.len() {
-        let routes = slice(o.words("routes")?, t * (top_k + 1) * 2, (top_k + 1) * 2, "routes")?;
+        let routes = o.words("routes", t * (top_k + 1) * 2, (top_k + 1) * 2)?;
         let weights = routes.chunks_exact(2).map(|route| f64::from(f32::from_bits(route[1])));
         let mut sum = vec![0.0; len];
         for (rank, weight) in weights.enumerate() {
             let y = match rank {
                 // In a layer without a shared expert the weight is 0, and `shared_y` is not set.
                 rank if rank == top_k && weight == 0.0 => continue,
-                rank if rank == top_k => slice(o.floats("shared_y")?, t * len, len, "shared_y")?,
-                rank => slice(o.floats("expert_y")?, (t * top_k + rank) * len, len, "expert_y")?,
+                rank if rank == top_k => o.floats("shared_y", t * len, len)?,
+                rank => o.floats("expert_y", (t * top_k + rank) * len, len)?,
             };
             let weighted = y.iter().map(|&y| weight * f64::from(y));
             sum.iter_mut().zip(weighted).for_each(|(sum, y)| *sum += y);
         }
-        let h = slice(o.floats("h")?, t * len, len, "h")?;
+        let h = o.floats("h", t * len, len)?;
         sum.iter_mut().zip(h).for_each(|(sum, &h)| *sum += f64::from(h));
         o.store("h", t * len, &sum)?;
     }

@@ -1,13 +1,8 @@
 //! Down projections of the chosen experts, weighted and added to the stream, for decoding.
 
 use super::constants::ABSENT;
-use super::define::operator;
+use super::define::*;
 use super::experts::row_products;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::operator::WeightRead;
-use super::tolerance::Tolerance;
-use crate::error::Result;
 
 operator! {
     moe_down
@@ -24,22 +19,14 @@ operator! {
         y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
     }
     bindings {
-        router: read array<u32>,
-        x: read array<vec4<f32>>,
-        g: read array<vec4<f32>>,
-        h: write array<vec4<f32>>,
-        x_scaled: write array<vec4<f32>>,
-        squares: write array<f32>,
+        read router: array<u32>, x: array<vec4<f32>>, g: array<vec4<f32>>;
+        write h: array<vec4<f32>>, x_scaled: array<vec4<f32>>, squares: array<f32>;
     }
     threads None,
     grid |p| Grid::TeamsEachToken(p.outputs.div_ceil(4)),
     tolerance |_| Tolerance::Summed,
     experts Once,
-    weight_read |p| WeightRead::Experts {
-        count: p.top_k.into(),
-        rows: p.outputs.into(),
-        each_token: true,
-    },
+    weight_read |p| WeightRead::ExpertsEachToken(p.top_k, p.outputs),
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
@@ -47,7 +34,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     for t in 0..o.own {
         let mut y = vec![0.0; outputs];
         for slot in t * top_k..(t + 1) * top_k {
-            let route = slice(o.words("router")?, p.routes_at as usize + 2 * slot, 2, "routes")?;
+            let route = o.words("router", p.routes_at as usize + 2 * slot, 2)?;
             let (place, weight) = (route[0], f64::from(f32::from_bits(route[1])));
             if place == ABSENT {
                 continue;

@@ -1,12 +1,7 @@
 //! Chooses experts, and computes the gated products of the chosen experts and the shared one, for decoding.
 
-use super::define::operator;
+use super::define::*;
 use super::experts::{Table, row_products, write_routes};
-use super::grid::Grid;
-use super::host::{Operands, activation, slice};
-use super::operator::WeightRead;
-use super::tolerance::Tolerance;
-use crate::error::Result;
 
 operator! {
     moe_glu
@@ -31,11 +26,8 @@ operator! {
         gelu: u32 = "1 = gelu_tanh, 0 = silu.",
     }
     bindings {
-        x: read array<vec4<f32>>,
-        squares: read array<vec4<f32>>,
-        experts: read Experts,
-        router: write array<u32>,
-        y: write array<f32>,
+        read x: array<vec4<f32>>, squares: array<vec4<f32>>, experts: Experts;
+        write router: array<u32>, y: array<f32>;
     }
     threads None,
     grid |p| {
@@ -59,13 +51,9 @@ impl Params {
     fn token(&self, o: &mut Operands, t: usize) -> Result<()> {
         let scale = o.norm_scale(t, self.square_vectors, self.inv_cols, self.eps)?;
         let table = Table::read(o)?;
-        let logits = slice(
-            o.floats("router")?,
-            t * self.stride as usize,
-            self.stride as usize,
-            "router",
-        )?
-        .to_vec();
+        let logits = o
+            .floats("router", t * self.stride as usize, self.stride as usize)?
+            .to_vec();
         let (outputs, shared) = (self.outputs as usize, self.shared_outputs as usize);
         let x = t * self.groups as usize * 32;
         let glu = |o: &Operands, gate: usize, up: usize, outputs: usize, factor: f64| -> Result<Vec<f64>> {

@@ -1,12 +1,8 @@
 //! Groups the tokens of a prefill by expert.
 
 use super::constants::EXPERT_TILE;
-use super::define::operator;
+use super::define::*;
 use super::experts::Table;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::{Result, bail};
 
 operator! {
     moe_lists
@@ -14,10 +10,8 @@ operator! {
         tiles: u32 = "Tiles that the lists can hold.",
     }
     bindings {
-        batch: read Batch,
-        experts: read Experts,
-        routes: read array<u32>,
-        lists: write array<u32>,
+        read batch: Batch, experts: Experts, routes: array<u32>;
+        write lists: array<u32>;
     }
     threads Some(256),
     grid |_| Grid::One,
@@ -27,7 +21,7 @@ operator! {
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let table = Table::read(o)?;
     let (tokens, top_k) = (o.tokens("batch")?.len(), table.routing.top_k);
-    let routes = slice(o.words("routes")?, 0, tokens * (top_k + 1) * 2, "routes")?;
+    let routes = o.words("routes", 0, tokens * (top_k + 1) * 2)?;
     let mut entries = vec![Vec::new(); table.count];
     for entry in 0..tokens * top_k {
         let expert = routes[(entry / top_k * (top_k + 1) + entry % top_k) * 2];

@@ -1,12 +1,7 @@
 //! One projection of experts for tokens grouped by expert, for prefill.
 
-use super::define::operator;
+use super::define::*;
 use super::experts::{Tiled, store_entries};
-use super::grid::Grid;
-use super::host::Operands;
-use super::operator::WeightRead;
-use super::tolerance::Tolerance;
-use crate::error::Result;
 
 operator! {
     moe_matmul
@@ -22,25 +17,14 @@ operator! {
         tiles: u32 = "Tiles that the lists can hold.",
     }
     bindings {
-        batch: read Batch,
-        experts: read Experts,
-        lists: read array<u32>,
-        x: read array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, experts: Experts, lists: array<u32>, x: array<vec4<f32>>;
+        write y: array<vec4<f32>>;
     }
     threads Some(32),
-    grid |p| Grid::Tiles {
-        threads: p.outputs.div_ceil(4),
-        entries: p.top_k,
-        most: p.tiles,
-    },
+    grid |p| Grid::Tiles(p.outputs.div_ceil(4), p.top_k, p.tiles),
     tolerance |_| Tolerance::Summed,
     experts Repeatable,
-    weight_read |p| WeightRead::Experts {
-        count: p.top_k.into(),
-        rows: p.outputs.into(),
-        each_token: false,
-    },
+    weight_read |p| WeightRead::Experts(p.top_k, p.outputs),
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {

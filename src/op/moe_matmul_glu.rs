@@ -1,12 +1,7 @@
 //! The gated products of experts for tokens grouped by expert, for prefill.
 
-use super::define::operator;
+use super::define::*;
 use super::experts::{Table, row_products, starts, tasks};
-use super::grid::Grid;
-use super::host::{Operands, activation, whole_vectors};
-use super::operator::WeightRead;
-use super::tolerance::Tolerance;
-use crate::error::Result;
 
 operator! {
     moe_matmul_glu
@@ -24,18 +19,11 @@ operator! {
         gelu: u32 = "1 = gelu_tanh, 0 = silu.",
     }
     bindings {
-        batch: read Batch,
-        experts: read Experts,
-        lists: read array<u32>,
-        x: read array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, experts: Experts, lists: array<u32>, x: array<vec4<f32>>;
+        write y: array<vec4<f32>>;
     }
     threads Some(32),
-    grid |p| Grid::Tiles {
-        threads: p.outputs.div_ceil(4),
-        entries: p.x_entries,
-        most: p.tiles,
-    },
+    grid |p| Grid::Tiles(p.outputs.div_ceil(4), p.x_entries, p.tiles),
     tolerance |_| Tolerance::Exponential,
     experts Repeatable,
     weight_read |p| WeightRead::Rows(u64::from(2 * p.x_entries.min(p.placed) * p.outputs)),

@@ -1,12 +1,7 @@
 //! Up projections of experts times the gates in `y`, for tokens grouped by expert, for prefill.
 
-use super::define::operator;
+use super::define::*;
 use super::experts::{Tiled, store_entries};
-use super::grid::Grid;
-use super::host::{Operands, activation};
-use super::operator::WeightRead;
-use super::tolerance::Tolerance;
-use crate::error::Result;
 
 operator! {
     moe_matmul_up
@@ -22,25 +17,14 @@ operator! {
         gelu: u32 = "1 = gelu_tanh, 0 = silu.",
     }
     bindings {
-        batch: read Batch,
-        experts: read Experts,
-        lists: read array<u32>,
-        x: read array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, experts: Experts, lists: array<u32>, x: array<vec4<f32>>;
+        write y: array<vec4<f32>>;
     }
     threads Some(32),
-    grid |p| Grid::Tiles {
-        threads: p.outputs.div_ceil(4),
-        entries: p.x_entries,
-        most: p.tiles,
-    },
+    grid |p| Grid::Tiles(p.outputs.div_ceil(4), p.x_entries, p.tiles),
     tolerance |_| Tolerance::Exponential,
     experts Repeatable,
-    weight_read |p| WeightRead::Experts {
-        count: p.x_entries.into(),
-        rows: p.outputs.into(),
-        each_token: false,
-    },
+    weight_read |p| WeightRead::Experts(p.x_entries, p.outputs),
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {

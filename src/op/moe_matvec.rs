@@ -1,12 +1,7 @@
 //! One projection of the chosen experts or of the shared one, for decoding.
 
-use super::define::operator;
+use super::define::*;
 use super::experts::{Table, row_products, write_routes};
-use super::grid::Grid;
-use super::host::{Operands, activation, slice, whole_vectors};
-use super::operator::WeightRead;
-use super::tolerance::Tolerance;
-use crate::error::Result;
 
 operator! {
     moe_matvec
@@ -28,11 +23,8 @@ operator! {
         gelu: u32 = "1 = gelu_tanh, 0 = silu.",
     }
     bindings {
-        x: read array<vec4<f32>>,
-        squares: read array<vec4<f32>>,
-        experts: read Experts,
-        router: write array<u32>,
-        y: write array<vec4<f32>>,
+        read x: array<vec4<f32>>, squares: array<vec4<f32>>, experts: Experts;
+        write router: array<u32>, y: array<vec4<f32>>;
     }
     threads None,
     grid |p| Grid::Experts(p.outputs.div_ceil(4), p.top_k.max(1)),
@@ -41,11 +33,7 @@ operator! {
         _ => Tolerance::Exponential,
     },
     experts Repeatable,
-    weight_read |p| WeightRead::Experts {
-        count: p.top_k.max(1).into(),
-        rows: p.outputs.into(),
-        each_token: true,
-    },
+    weight_read |p| WeightRead::ExpertsEachToken(p.top_k.max(1), p.outputs),
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
@@ -56,13 +44,9 @@ impl Params {
     fn token(&self, o: &mut Operands, t: usize) -> Result<()> {
         let scale = o.norm_scale(t, self.square_vectors, self.inv_cols, self.eps)?;
         let table = Table::read(o)?;
-        let logits = slice(
-            o.floats("router")?,
-            t * self.stride as usize,
-            self.stride as usize,
-            "router",
-        )?
-        .to_vec();
+        let logits = o
+            .floats("router", t * self.stride as usize, self.stride as usize)?
+            .to_vec();
         let (slots, factor) = match self.top_k {
             0 => (vec![(t, 0)], table.shared_weight(&logits)?),
             _ => (write_routes(o, &table, &logits, self.routes_at, t)?, 1.0),
@@ -72,7 +56,7 @@ impl Params {
             let first = place * outputs;
             let mut y = row_products(o, first..first + outputs, self.rows, self.groups, &[x])?;
             let at = (self.y_at as usize + slot * self.y_stride as usize) * 4 + self.row0 as usize;
-            let gates = slice(o.floats("y")?, at, outputs, "gates")?;
+            let gates = o.floats("y", at, outputs)?;
             for (y, &gate) in y.iter_mut().zip(gates) {
                 *y *= scale;
                 if self.gated != 0 {

@@ -1,11 +1,7 @@
 //! Chooses the experts of many tokens, for prefill.
 
-use super::define::operator;
+use super::define::*;
 use super::experts::Table;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::Result;
 
 operator! {
     moe_route
@@ -14,10 +10,8 @@ operator! {
         shared_expert: u32 = "1 = there is a shared expert, 0 = its weight is 0.",
     }
     bindings {
-        batch: read Batch,
-        experts: read Experts,
-        router: read array<u32>,
-        routes: write array<u32>,
+        read batch: Batch, experts: Experts, router: array<u32>;
+        write routes: array<u32>;
     }
     threads Some(64),
     grid |_| Grid::Tokens,
@@ -27,7 +21,7 @@ operator! {
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let table = Table::read(o)?;
     for t in 0..o.tokens("batch")?.len() {
-        let logits = slice(o.floats("router")?, t * p.stride as usize, p.stride as usize, "router")?;
+        let logits = o.floats("router", t * p.stride as usize, p.stride as usize)?;
         let routes = table.route(logits)?;
         let shared = match p.shared_expert {
             0 => 0.0,

@@ -1,10 +1,6 @@
 //! RMSNorm.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 use cmf_kernels_ref::op::rms_norm::rms_norm;
 
 operator! {
@@ -17,10 +13,8 @@ operator! {
         y_first: u32 = "Vector of a token's outputs at which the result begins.",
     }
     bindings {
-        batch: read Batch,
-        x: read array<vec4<f32>>,
-        g: read array<vec4<f32>>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, x: array<vec4<f32>>, g: array<vec4<f32>>;
+        write y: array<vec4<f32>>;
     }
     threads Some(64),
     grid |_| Grid::Tokens,
@@ -31,8 +25,8 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
     let cols = (1.0 / p.inv_cols).round() as usize;
     for t in 0..o.tokens("batch")?.len() {
-        let x = slice(o.floats("x")?, t * stride, cols, "x")?;
-        let g = slice(o.floats("g")?, 0, cols, "g")?;
+        let x = o.floats("x", t * stride, cols)?;
+        let g = o.floats("g", 0, cols)?;
         let mut y = vec![0.0; cols.max(stride)];
         rms_norm(x, g, f64::from(p.eps), &mut y[..cols]);
         o.store("y", (t * p.y_stride as usize + p.y_first as usize) * 4, &y)?;

@@ -6,10 +6,16 @@ use super::spec::Bind;
 use super::tolerance::Tolerance;
 use crate::error::Result;
 
-/// An operator with its parameters.
-pub trait Operator: Copy {
+/// Parameters, with the bindings of their operator.
+pub trait Bound: Operator {
     /// The operator's bindings by name.
-    type Bindings: IntoIterator<Item = Bind>;
+    type Bindings: Into<Vec<Bind>>;
+}
+
+/// An operator with its parameters.
+pub trait Operator {
+    /// The parameters as the uniform buffer holds them.
+    fn bytes(&self) -> &[u8];
 
     /// How many workgroups one dispatch needs.
     fn grid(&self) -> Grid;
@@ -71,15 +77,11 @@ pub enum WeightRead {
     Rows(u64),
     /// This number of rows for every token of a decoding run.
     RowsEachToken(u64),
-    /// The rows of some experts, at most of all that the weight holds.
-    Experts {
-        /// Number of experts.
-        count: u64,
-        /// Rows of one expert.
-        rows: u64,
-        /// Whether every token of a decoding run reads experts of its own.
-        each_token: bool,
-    },
+    /// `(experts, rows)`: the rows of this number of experts, at most of all that the weight holds. An expert has this
+    /// number of rows.
+    Experts(u32, u32),
+    /// As `Experts`, but every token of a decoding run reads experts of its own.
+    ExpertsEachToken(u32, u32),
 }
 
 /// The rows of the key-value cache that a step reads.

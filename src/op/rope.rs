@@ -1,11 +1,7 @@
 //! Norm and rotation of query and key heads, and appending keys and values to the cache.
 
 use super::attention::{KvRows, append};
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::{Result, bail};
+use super::define::*;
 use cmf_kernels_ref::op::rms_norm::rms_norm;
 use cmf_kernels_ref::op::rope::rotate_half;
 
@@ -24,14 +20,9 @@ operator! {
         query_vectors: u32 = "Vectors of 4 from one query head to the next.",
     }
     bindings {
-        batch: read Batch,
-        table: read array<vec4<f32>>,
-        q_norm: read array<vec4<f32>>,
-        k_norm: read array<vec4<f32>>,
-        qkv: write array<vec4<f32>>,
-        k_cache: write array<Kv4>,
-        v_cache: write array<Kv4>,
-        pages: read array<u32>,
+        read batch: Batch, table: array<vec4<f32>>, q_norm: array<vec4<f32>>, k_norm: array<vec4<f32>>;
+        write qkv: array<vec4<f32>>, k_cache: array<Kv4>, v_cache: array<Kv4>;
+        read pages: array<u32>;
     }
     threads Some(32),
     grid |p| Grid::Workgroups(p.heads + 2 * p.kv_heads, 1),
@@ -52,7 +43,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
                 false => heads * query + (head - heads) * head_dim,
             };
             let at = t * (heads * query + 2 * kv_heads * head_dim) + in_token;
-            let x = slice(o.floats("qkv")?, at, head_dim, "qkv")?.to_vec();
+            let x = o.floats("qkv", at, head_dim)?.to_vec();
             if head >= heads + kv_heads {
                 let mut values: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
                 if p.v_norm != 0 {
@@ -87,18 +78,18 @@ impl Params {
                 x.len()
             );
         }
-        let table = slice(o.floats("table")?, position * pairs * 2, pairs * 2, "table")?;
+        let table = o.floats("table", position * pairs * 2, pairs * 2)?;
         let cos: Vec<f32> = table.iter().step_by(2).copied().collect();
         let sin: Vec<f32> = table.iter().skip(1).step_by(2).copied().collect();
         let mut values: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
         if self.qk_norm == 1 {
-            rms_norm(x, slice(o.floats(norm)?, 0, x.len(), norm)?, eps, &mut values);
+            rms_norm(x, o.floats(norm, 0, x.len())?, eps, &mut values);
         }
         rotate_half(&mut values, &cos, &sin);
         if self.qk_norm == 2 {
             let mean = values.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
             let factor = 1.0 / (mean + eps).sqrt();
-            let weight = slice(o.floats(norm)?, 0, x.len(), norm)?;
+            let weight = o.floats(norm, 0, x.len())?;
             values
                 .iter_mut()
                 .zip(weight)

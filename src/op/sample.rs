@@ -1,11 +1,7 @@
 //! Chooses the tokens that follow those of a sequence, and prepares its next run.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
+use super::define::*;
 use super::tokens::Token;
-use super::tolerance::Tolerance;
-use crate::error::{Result, bail};
 use crate::sampling::{self, Choice, SETTINGS_WORDS, choose};
 
 operator! {
@@ -15,11 +11,8 @@ operator! {
         stride: u32 = "Elements from one token's logits to the next.",
     }
     bindings {
-        settings: read Settings,
-        logits: read array<f32>,
-        batch: write Batch,
-        slots: write array<Slot>,
-        seen: write array<u32>,
+        read settings: Settings, logits: array<f32>;
+        write batch: Batch, slots: array<Slot>, seen: array<u32>;
     }
     threads Some(256),
     grid |_| Grid::One,
@@ -43,9 +36,9 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     }
     (state.count, state.drafted) = (0, tokens.len().saturating_sub(1) as u32);
     for (t, token) in tokens.iter().enumerate() {
-        let settings = slice(o.words("settings")?, 0, SETTINGS_WORDS, "settings")?;
-        let logits = slice(o.floats("logits")?, t * p.stride as usize, p.vocab as usize, "logits")?;
-        let seen = slice(o.words("seen")?, 0, p.vocab as usize, "seen")?;
+        let settings = o.words("settings", 0, SETTINGS_WORDS)?;
+        let logits = o.floats("logits", t * p.stride as usize, p.vocab as usize)?;
+        let seen = o.words("seen", 0, p.vocab as usize)?;
         let (counts, stops) = (sampling::counts_tokens(settings), sampling::stops(settings).to_vec());
         let Choice::Token(chosen) = choose(logits, settings, seen, token.position + 1) else {
             state.stop = 2;

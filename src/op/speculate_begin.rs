@@ -1,11 +1,7 @@
 //! Begins a speculative step: the tokens that the draft head reads first, and the batch that verifies the drafts.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::Operands;
+use super::define::*;
 use super::tokens::Token;
-use super::tolerance::Tolerance;
-use crate::error::Result;
 
 operator! {
     speculate_begin
@@ -13,9 +9,8 @@ operator! {
         depth: u32 = "Largest number of drafts in one speculative step.",
     }
     bindings {
-        slots: read array<Slot>,
-        batch: write Batch,
-        draft_batch: write Batch,
+        read slots: array<Slot>;
+        write batch: Batch, draft_batch: Batch;
     }
     threads Some(32),
     grid |_| Grid::One,

@@ -1,10 +1,6 @@
 //! Sets the elements that a mask leaves out to zero.
 
-use super::define::operator;
-use super::grid::Grid;
-use super::host::{Operands, slice};
-use super::tolerance::Tolerance;
-use crate::error::Result;
+use super::define::*;
 
 operator! {
     zero_masked
@@ -12,9 +8,8 @@ operator! {
         vectors: u32 = "Vectors of 4 in a token's row.",
     }
     bindings {
-        batch: read Batch,
-        bits: read array<u32>,
-        y: write array<vec4<f32>>,
+        read batch: Batch, bits: array<u32>;
+        write y: array<vec4<f32>>;
     }
     threads Some(64),
     grid |p| Grid::Threads(p.vectors, 1),
@@ -23,7 +18,7 @@ operator! {
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
-    let bits = slice(o.words("bits")?, 0, stride.div_ceil(32), "bits")?.to_vec();
+    let bits = o.words("bits", 0, stride.div_ceil(32))?.to_vec();
     for t in 0..o.tokens("batch")?.len() {
         for (i, word) in o.words_mut("y", t * stride, stride)?.iter_mut().enumerate() {
             if bits[i / 32] >> (i % 32) & 1 == 0 {

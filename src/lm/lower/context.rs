@@ -6,7 +6,7 @@ use crate::graph::{Condition, Masked, Piece, Step, SwitchId};
 use crate::lm::masks::Masking;
 use crate::lm::plan::RunBuffers;
 use crate::model::{Model, Moe};
-use crate::op::{Bind, BufferId, MatrixId, Op, Operator, VectorId};
+use crate::op::{Bind, Bound, BufferId, MatrixId, Op, VectorId};
 use crate::source::TensorId;
 use std::fmt;
 
@@ -219,12 +219,12 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    pub fn emit<P: Operator + Into<Op>>(&mut self, phase: Phase, label: &str, params: P, bindings: P::Bindings) {
+    pub fn emit<P: Bound + Into<Op>>(&mut self, phase: Phase, label: &str, params: P, bindings: P::Bindings) {
         self.emit_masked(phase, label, params, bindings, None);
     }
 
     /// Emits a step that runs as the masked variant if a switch is on.
-    pub fn emit_masked<P: Operator + Into<Op>>(
+    pub fn emit_masked<P: Bound + Into<Op>>(
         &mut self,
         phase: Phase,
         label: &str,
@@ -232,7 +232,7 @@ impl<'a> Lowering<'a> {
         bindings: P::Bindings,
         masked: Option<Masked>,
     ) {
-        let bindings: Vec<Bind> = bindings.into_iter().collect();
+        let bindings: Vec<Bind> = bindings.into();
         let planes = bindings.iter().find_map(|bind| match *bind {
             Bind::Weight(matrix, _) => Some(self.b.matrices[matrix].planes),
             _ => None,

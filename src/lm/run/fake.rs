@@ -193,9 +193,9 @@ impl FakeExecutor {
         row[preferred as usize] = 2f32.to_bits();
     }
 
-    fn operate(&mut self, op: impl Into<Op>, bindings: impl IntoIterator<Item = Bind>) {
+    fn operate(&mut self, op: impl Into<Op>, bindings: impl Into<Vec<Bind>>) {
         let op = op.into();
-        let bindings: Vec<Bind> = bindings.into_iter().collect();
+        let bindings: Vec<Bind> = bindings.into();
         let mut operands = Operands {
             spec: op.kernel().spec(),
             bindings: &bindings,
