@@ -1,7 +1,7 @@
 //! The macro that declares an operator, and the names that the files of all operators use.
 
 pub(super) use super::grid::Grid;
-pub(super) use super::host::{Operands, activation, halves, scaled, whole_vectors};
+pub(super) use super::host::{Operands, activation, halves, scaled};
 pub(super) use super::operator::{Bound, ExpertUse, KvRead, Operator, WeightRead, block_share};
 pub(super) use super::spec::{Access, Bind, Binding, Spec};
 pub(super) use super::tolerance::Tolerance;

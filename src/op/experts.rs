@@ -1,7 +1,7 @@
 //! Shared by the host implementations of the expert operators: the table of experts, routes, tiles.
 
 use super::constants::{ABSENT, TABLE_HEADER};
-use super::host::{Operands, slice, whole_vectors};
+use super::host::{Operands, slice};
 use crate::error::{Result, bail};
 use cmf_kernels_ref::op::linear::linear;
 use cmf_kernels_ref::op::route::{Routing, route, sigmoid};
@@ -106,39 +106,7 @@ pub(super) fn row_products(
     Ok(y)
 }
 
-/// One tile of tokens grouped by expert. An entry is token * top_k + rank.
-pub(super) struct Task {
-    pub expert: u32,
-    pub entries: Vec<usize>,
-}
-
-/// The tiles in `lists` that have entries.
-pub(super) fn tasks(o: &Operands, tiles: u32) -> Result<Vec<Task>> {
-    let entries_at = 3 * tiles as usize;
-    let mut tasks = Vec::new();
-    for tile in o.words("lists", 0, entries_at)?.chunks_exact(3) {
-        let (first, count) = (tile[1] as usize, tile[2] as usize);
-        if count != 0 {
-            let entries = o.words("lists", entries_at + first, count)?;
-            tasks.push(Task {
-                expert: tile[0],
-                entries: entries.iter().map(|&entry| entry as usize).collect(),
-            });
-        }
-    }
-    Ok(tasks)
-}
-
-/// The elements of `x` at which the activations of a tile's entries begin. `x_entries` consecutive entries share a row.
-pub(super) fn starts(task: &Task, x_entries: u32, groups: u32) -> Result<Vec<usize>> {
-    if x_entries == 0 {
-        bail!(Internal, "x_entries is 0, expected at least 1");
-    }
-    let start = |entry: &usize| entry / x_entries as usize * groups as usize * 32;
-    Ok(task.entries.iter().map(start).collect())
-}
-
-/// The parameters that `moe_matmul` and `moe_matmul_up` share.
+/// The parameters that the operators on tiles of tokens share.
 pub(super) struct Tiled {
     pub rows: u32,
     pub groups: u32,
@@ -149,24 +117,57 @@ pub(super) struct Tiled {
     pub tiles: u32,
 }
 
-/// Replaces every value of `y` by `value(product, old value)`.
-pub(super) fn store_entries(o: &mut Operands, p: &Tiled, value: impl Fn(f64, f32) -> f64) -> Result<()> {
+/// The shared ones of an operator's parameters.
+macro_rules! tiled {
+    ($params:expr) => {
+        $crate::op::experts::Tiled {
+            rows: $params.rows,
+            groups: $params.groups,
+            outputs: $params.outputs,
+            row0: $params.row0,
+            y_stride: $params.y_stride,
+            x_entries: $params.x_entries,
+            tiles: $params.tiles,
+        }
+    };
+}
+pub(super) use tiled;
+
+/// Computes N products for each entry of the tiles in `lists`, and replaces every value of `y` by
+/// `value(products, old value)`. `first_rows`: the first rows of the N products, by the place of the expert. An entry is
+/// token * top_k + rank.
+pub(super) fn store_entries<const N: usize>(
+    o: &mut Operands,
+    p: &Tiled,
+    first_rows: impl Fn(usize) -> [usize; N],
+    value: impl Fn([f64; N], f64) -> f64,
+) -> Result<()> {
     let table = Table::read(o)?;
-    let outputs = p.outputs as usize;
-    for task in tasks(o, p.tiles)? {
-        let Some(place) = table.place(task.expert)? else {
+    let (outputs, x_entries, entries_at) = (p.outputs as usize, p.x_entries as usize, 3 * p.tiles as usize);
+    if x_entries == 0 {
+        bail!(Internal, "x_entries is 0, expected at least 1");
+    }
+    for tile in o.words("lists", 0, entries_at)?.to_vec().chunks_exact(3) {
+        let (expert, first, count) = (tile[0], tile[1] as usize, tile[2] as usize);
+        if count == 0 {
+            continue;
+        }
+        let Some(place) = table.place(expert)? else {
             continue;
         };
-        let starts = starts(&task, p.x_entries, p.groups)?;
-        let rows = place * outputs..(place + 1) * outputs;
-        let products = row_products(o, rows, p.rows, p.groups, &starts)?;
-        for (entry, products) in task.entries.iter().zip(products.chunks(outputs.max(1))) {
-            let at = entry * p.y_stride as usize * 4 + p.row0 as usize;
-            let before = o.floats("y", at, outputs)?;
-            let pairs = products.iter().zip(before);
-            let mut y: Vec<f64> = pairs.map(|(&product, &before)| value(product, before)).collect();
-            whole_vectors(&mut y);
-            o.store("y", at, &y)?;
+        let entries = o.words("lists", entries_at + first, count)?.to_vec();
+        // Consecutive entries share a row of x.
+        let start = |&entry: &u32| entry as usize / x_entries * p.groups as usize * 32;
+        let starts: Vec<usize> = entries.iter().map(start).collect();
+        let product = |&first: &usize| row_products(o, first..first + outputs, p.rows, p.groups, &starts);
+        let products = first_rows(place).iter().map(product).collect::<Result<Vec<_>>>()?;
+        for (i, &entry) in entries.iter().enumerate() {
+            let at = entry as usize * p.y_stride as usize * 4 + p.row0 as usize;
+            let mut y = o.values("y", at, outputs)?;
+            for (r, y) in y.iter_mut().enumerate() {
+                *y = value(std::array::from_fn(|n| products[n][i * outputs + r]), *y);
+            }
+            o.store_vectors("y", at, y)?;
         }
     }
     Ok(())

@@ -117,6 +117,19 @@ impl Operands<'_> {
         Ok(())
     }
 
+    /// As [`Operands::store`], for values that are stored as whole vectors: zeros follow up to a multiple of 4.
+    pub fn store_vectors(&mut self, name: &str, at: usize, mut values: Vec<f64>) -> Result<()> {
+        values.resize(values.len().next_multiple_of(4), 0.0);
+        self.store(name, at, &values)
+    }
+
+    /// Adds values to the elements from `at`, and stores the sums.
+    pub fn add(&mut self, name: &str, at: usize, values: &[f64]) -> Result<()> {
+        let mut sums = self.values(name, at, values.len())?;
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        self.store(name, at, &sums)
+    }
+
     /// The tokens of a batch.
     pub fn tokens(&self, name: &str) -> Result<Vec<Token>> {
         let count = self.words(name, 0, BATCH_HEADER)?[0] as usize;
@@ -265,11 +278,9 @@ impl Operands<'_> {
     /// Adds `y` to the elements of `h` from `row0` of token `t`. Then stores `h · g` in `x_scaled`, and the sums of
     /// squares of 4 elements in `squares`. `stride`: elements from one token to the next.
     pub fn add_to_stream(&mut self, t: usize, stride: usize, row0: usize, mut y: Vec<f64>) -> Result<()> {
-        whole_vectors(&mut y);
+        y.resize(y.len().next_multiple_of(4), 0.0);
         let at = t * stride + row0;
-        let h = self.floats("h", at, y.len())?;
-        y.iter_mut().zip(h).for_each(|(y, &h)| *y += f64::from(h));
-        self.store("h", at, &y)?;
+        self.add("h", at, &y)?;
         // The next step reads the rounded sums.
         let h = self.floats("h", at, y.len())?;
         let (x_scaled, squares) = scaled(h, self.floats("g", row0, y.len())?);
@@ -308,11 +319,6 @@ pub fn scaled(h: &[f32], g: &[f32]) -> (Vec<f64>, Vec<f64>) {
         .chunks(4)
         .map(|four| four.iter().map(|&v| f64::from(v) * f64::from(v)).sum());
     (products, squares.collect())
-}
-
-/// Appends zeros up to a multiple of 4: outputs are stored as whole vectors.
-pub fn whole_vectors(y: &mut Vec<f64>) {
-    y.resize(y.len().next_multiple_of(4), 0.0);
 }
 
 /// Splits the products of one token into the gate and the up projection. Errors: `Internal` for another number of

@@ -31,9 +31,8 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let products = o.masked_products(p.rows, p.groups, n)?;
     for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {
         let value = |r: usize| if active[r] { products[r] + bias[r] } else { 0.0 };
-        let mut y: Vec<f64> = (0..products.len()).map(value).collect();
-        whole_vectors(&mut y);
-        o.store("y", t * p.y_stride as usize * 4 + p.row0 as usize, &y)?;
+        let y = (0..products.len()).map(value).collect();
+        o.store_vectors("y", t * p.y_stride as usize * 4 + p.row0 as usize, y)?;
     }
     Ok(())
 }

@@ -30,9 +30,10 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let products = o.masked_products(p.rows, p.groups, n)?;
     for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {
         let at = t * p.y_stride as usize * 4 + p.row0 as usize;
-        let h = o.floats("h", at, products.len())?;
-        let sums = products.iter().zip(&bias).zip(h);
-        let h: Vec<f64> = sums.map(|((y, bias), &h)| f64::from(h) + y + bias).collect();
+        let mut h = o.values("h", at, products.len())?;
+        for ((h, y), bias) in h.iter_mut().zip(products).zip(&bias) {
+            *h = *h + y + bias;
+        }
         o.store("h", at, &h)?;
     }
     Ok(())

@@ -32,13 +32,12 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let gate_bias = o.bias("bias", p.has_bias, p.row0, p.outputs)?;
     let up_bias = o.bias("bias", p.has_bias, p.bias_up + p.row0, p.outputs)?;
     // The rows of the other experts of a bank may follow.
-    let rows = p.outputs.saturating_mul(2);
+    let (rows, outputs) = (p.outputs.saturating_mul(2), p.outputs);
     if rows > p.rows {
         bail!(
             Internal,
-            "{} rows of gate and up, expected at least twice {} outputs",
-            p.rows,
-            p.outputs
+            "{} rows of gate and up, expected at least twice {outputs} outputs",
+            p.rows
         );
     }
     let active = o.active_rows(p.outputs)?;
@@ -48,9 +47,8 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
         let value = |r: usize| activation(p.gelu, gate[r] + gate_bias[r]) * (up[r] + up_bias[r]);
         // Blocks that a mask leaves out stay as they are.
         for first in (0..gate.len()).step_by(4).filter(|&first| active[first]) {
-            let mut y: Vec<f64> = (first..gate.len().min(first + 4)).map(value).collect();
-            whole_vectors(&mut y);
-            o.store("y", t * p.y_stride as usize * 4 + p.row0 as usize + first, &y)?;
+            let y = (first..gate.len().min(first + 4)).map(value).collect();
+            o.store_vectors("y", t * p.y_stride as usize * 4 + p.row0 as usize + first, y)?;
         }
     }
     Ok(())

@@ -35,9 +35,8 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {
         let scale = o.norm_scale(t, p.square_vectors, p.inv_cols, p.eps)?;
         let value = |r: usize| if active[r] { products[r] * scale + bias[r] } else { 0.0 };
-        let mut y: Vec<f64> = (0..products.len()).map(value).collect();
-        whole_vectors(&mut y);
-        o.store("y", t * p.y_stride as usize * 4 + p.row0 as usize, &y)?;
+        let y = (0..products.len()).map(value).collect();
+        o.store_vectors("y", t * p.y_stride as usize * 4 + p.row0 as usize, y)?;
     }
     Ok(())
 }

@@ -27,15 +27,12 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
             let y = match rank {
                 // In a layer without a shared expert the weight is 0, and `shared_y` is not set.
                 rank if rank == top_k && weight == 0.0 => continue,
-                rank if rank == top_k => o.floats("shared_y", t * len, len)?,
-                rank => o.floats("expert_y", (t * top_k + rank) * len, len)?,
+                rank if rank == top_k => o.values("shared_y", t * len, len)?,
+                rank => o.values("expert_y", (t * top_k + rank) * len, len)?,
             };
-            let weighted = y.iter().map(|&y| weight * f64::from(y));
-            sum.iter_mut().zip(weighted).for_each(|(sum, y)| *sum += y);
+            sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
         }
-        let h = o.floats("h", t * len, len)?;
-        sum.iter_mut().zip(h).for_each(|(sum, &h)| *sum += f64::from(h));
-        o.store("h", t * len, &sum)?;
+        o.add("h", t * len, &sum)?;
     }
     Ok(())
 }

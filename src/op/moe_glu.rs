@@ -44,36 +44,29 @@ operator! {
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
-    (0..o.own).try_for_each(|t| p.token(o, t))
-}
-
-impl Params {
-    fn token(&self, o: &mut Operands, t: usize) -> Result<()> {
-        let scale = o.norm_scale(t, self.square_vectors, self.inv_cols, self.eps)?;
-        let table = Table::read(o)?;
-        let logits = o
-            .floats("router", t * self.stride as usize, self.stride as usize)?
-            .to_vec();
-        let (outputs, shared) = (self.outputs as usize, self.shared_outputs as usize);
-        let x = t * self.groups as usize * 32;
+    let table = Table::read(o)?;
+    let (outputs, shared, row0) = (p.outputs as usize, p.shared_outputs as usize, p.row0 as usize);
+    for t in 0..o.own {
+        let scale = o.norm_scale(t, p.square_vectors, p.inv_cols, p.eps)?;
+        let logits = o.floats("router", t * p.stride as usize, p.stride as usize)?.to_vec();
+        let x = [t * p.groups as usize * 32];
         let glu = |o: &Operands, gate: usize, up: usize, outputs: usize, factor: f64| -> Result<Vec<f64>> {
-            let gate = row_products(o, gate..gate + outputs, self.rows, self.groups, &[x])?;
-            let up = row_products(o, up..up + outputs, self.rows, self.groups, &[x])?;
-            let product = |(g, u): (&f64, &f64)| activation(self.gelu, g * scale) * u * scale * factor;
+            let gate = row_products(o, gate..gate + outputs, p.rows, p.groups, &x)?;
+            let up = row_products(o, up..up + outputs, p.rows, p.groups, &x)?;
+            let product = |(g, u): (&f64, &f64)| activation(p.gelu, g * scale) * u * scale * factor;
             Ok(gate.iter().zip(&up).map(product).collect())
         };
-        if self.first_shared != 0 {
-            for (slot, place) in write_routes(o, &table, &logits, self.routes_at, t)? {
+        if p.first_shared != 0 {
+            for (slot, place) in write_routes(o, &table, &logits, p.routes_at, t)? {
                 let gate = 2 * shared + place * outputs;
-                let y = glu(o, gate, gate + self.placed as usize * outputs, outputs, 1.0)?;
-                let at = self.y_at as usize + slot * self.y_stride as usize + self.row0 as usize;
-                o.store("y", at, &y)?;
+                let y = glu(o, gate, gate + p.placed as usize * outputs, outputs, 1.0)?;
+                o.store("y", p.y_at as usize + slot * p.y_stride as usize + row0, &y)?;
             }
         }
         if shared != 0 {
             let y = glu(o, 0, shared, shared, table.shared_weight(&logits)?)?;
-            o.store("y", t * self.shared_stride as usize + self.row0 as usize, &y)?;
+            o.store("y", t * p.shared_stride as usize + row0, &y)?;
         }
-        Ok(())
     }
+    Ok(())
 }

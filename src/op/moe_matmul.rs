@@ -1,7 +1,7 @@
 //! One projection of experts for tokens grouped by expert, for prefill.
 
 use super::define::*;
-use super::experts::{Tiled, store_entries};
+use super::experts::{store_entries, tiled};
 
 operator! {
     moe_matmul
@@ -28,14 +28,6 @@ operator! {
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
-    let tiled = Tiled {
-        rows: p.rows,
-        groups: p.groups,
-        outputs: p.outputs,
-        row0: p.row0,
-        y_stride: p.y_stride,
-        x_entries: p.x_entries,
-        tiles: p.tiles,
-    };
-    store_entries(o, &tiled, |product, _| product)
+    let outputs = p.outputs as usize;
+    store_entries(o, &tiled!(p), |place| [place * outputs], |[product], _| product)
 }

@@ -1,7 +1,7 @@
 //! The gated products of experts for tokens grouped by expert, for prefill.
 
 use super::define::*;
-use super::experts::{Table, row_products, starts, tasks};
+use super::experts::{store_entries, tiled};
 
 operator! {
     moe_matmul_glu
@@ -30,24 +30,9 @@ operator! {
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
-    let table = Table::read(o)?;
-    let outputs = p.outputs as usize;
-    for task in tasks(o, p.tiles)? {
-        let Some(place) = table.place(task.expert)? else {
-            continue;
-        };
-        let starts = starts(&task, p.x_entries, p.groups)?;
-        let gate = 2 * p.shared_outputs as usize + place * outputs;
-        let up = gate + p.placed as usize * outputs;
-        let gates = row_products(o, gate..gate + outputs, p.rows, p.groups, &starts)?;
-        let ups = row_products(o, up..up + outputs, p.rows, p.groups, &starts)?;
-        let pairs = gates.chunks(outputs.max(1)).zip(ups.chunks(outputs.max(1)));
-        for (entry, (gate, up)) in task.entries.iter().zip(pairs) {
-            let product = |(&g, u): (&f64, &f64)| activation(p.gelu, g) * u;
-            let mut y: Vec<f64> = gate.iter().zip(up).map(product).collect();
-            whole_vectors(&mut y);
-            o.store("y", entry * p.y_stride as usize * 4 + p.row0 as usize, &y)?;
-        }
-    }
-    Ok(())
+    let first_rows = |place: usize| {
+        let gate = 2 * p.shared_outputs as usize + place * p.outputs as usize;
+        [gate, gate + p.placed as usize * p.outputs as usize]
+    };
+    store_entries(o, &tiled!(p), first_rows, |[gate, up], _| activation(p.gelu, gate) * up)
 }

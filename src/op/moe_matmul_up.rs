@@ -1,7 +1,7 @@
 //! Up projections of experts times the gates in `y`, for tokens grouped by expert, for prefill.
 
 use super::define::*;
-use super::experts::{Tiled, store_entries};
+use super::experts::{store_entries, tiled};
 
 operator! {
     moe_matmul_up
@@ -28,14 +28,7 @@ operator! {
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
-    let tiled = Tiled {
-        rows: p.rows,
-        groups: p.groups,
-        outputs: p.outputs,
-        row0: p.row0,
-        y_stride: p.y_stride,
-        x_entries: p.x_entries,
-        tiles: p.tiles,
-    };
-    store_entries(o, &tiled, |up, gate| activation(p.gelu, f64::from(gate)) * up)
+    let outputs = p.outputs as usize;
+    let value = |[up]: [f64; 1], gate: f64| activation(p.gelu, gate) * up;
+    store_entries(o, &tiled!(p), |place| [place * outputs], value)
 }

@@ -37,35 +37,27 @@ operator! {
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
-    (0..o.own).try_for_each(|t| p.token(o, t))
-}
-
-impl Params {
-    fn token(&self, o: &mut Operands, t: usize) -> Result<()> {
-        let scale = o.norm_scale(t, self.square_vectors, self.inv_cols, self.eps)?;
-        let table = Table::read(o)?;
-        let logits = o
-            .floats("router", t * self.stride as usize, self.stride as usize)?
-            .to_vec();
-        let (slots, factor) = match self.top_k {
+    let table = Table::read(o)?;
+    let outputs = p.outputs as usize;
+    for t in 0..o.own {
+        let scale = o.norm_scale(t, p.square_vectors, p.inv_cols, p.eps)?;
+        let logits = o.floats("router", t * p.stride as usize, p.stride as usize)?.to_vec();
+        let (slots, factor) = match p.top_k {
             0 => (vec![(t, 0)], table.shared_weight(&logits)?),
-            _ => (write_routes(o, &table, &logits, self.routes_at, t)?, 1.0),
+            _ => (write_routes(o, &table, &logits, p.routes_at, t)?, 1.0),
         };
-        let (outputs, x) = (self.outputs as usize, t * self.groups as usize * 32);
         for (slot, place) in slots {
-            let first = place * outputs;
-            let mut y = row_products(o, first..first + outputs, self.rows, self.groups, &[x])?;
-            let at = (self.y_at as usize + slot * self.y_stride as usize) * 4 + self.row0 as usize;
-            let gates = o.floats("y", at, outputs)?;
-            for (y, &gate) in y.iter_mut().zip(gates) {
+            let (first, x) = (place * outputs, t * p.groups as usize * 32);
+            let mut y = row_products(o, first..first + outputs, p.rows, p.groups, &[x])?;
+            let at = (p.y_at as usize + slot * p.y_stride as usize) * 4 + p.row0 as usize;
+            for (y, gate) in y.iter_mut().zip(o.values("y", at, outputs)?) {
                 *y *= scale;
-                if self.gated != 0 {
-                    *y *= activation(self.gelu, f64::from(gate)) * factor;
+                if p.gated != 0 {
+                    *y *= activation(p.gelu, gate) * factor;
                 }
             }
-            whole_vectors(&mut y);
-            o.store("y", at, &y)?;
+            o.store_vectors("y", at, y)?;
         }
-        Ok(())
     }
+    Ok(())
 }
