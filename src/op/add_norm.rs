@@ -6,9 +6,9 @@ use cmf_kernels_ref::op::rms_norm::rms_norm;
 operator! {
     add_norm
     params {
-        vectors: u32 = "Vectors of 4 in a token's row.",
+        vectors: u32,
         inv_cols: f32 = "1 / number of elements under the norms.",
-        eps: f32 = "Added to the mean of squares.",
+        eps: f32,
     }
     bindings {
         read batch: Batch, y: array<vec4<f32>>, post: array<vec4<f32>>, g: array<vec4<f32>>;

@@ -8,15 +8,8 @@ use cmf_kernels_ref::op::attention::block;
 operator! {
     attn_block
     params {
-        heads: u32 = "Query heads.",
-        kv_heads: u32 = "Key-value heads.",
-        head_vectors: u32 = "Vectors of 4 in a head.",
-        slot_pages: u32 = "Pages in the table of one slot.",
-        blocks: u32 = "Blocks that `partial` holds for a head.",
-        scale: f32 = "Factor of every score.",
-        softcap: f32 = "Soft cap of scores; 0 = none.",
-        window: u32 = "Positions that a query sees; 0 = all.",
-        query_vectors: u32 = "Vectors of 4 from one query head to the next.",
+        heads: u32, kv_heads: u32, head_vectors: u32, slot_pages: u32, blocks: u32, scale: f32, softcap: f32,
+        window: u32, query_vectors: u32,
     }
     bindings {
         read batch: Batch, qkv: array<vec4<f32>>, k_cache: array<Kv4>, v_cache: array<Kv4>, pages: array<u32>,

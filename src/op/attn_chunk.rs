@@ -10,14 +10,8 @@ use std::collections::HashMap;
 operator! {
     attn_chunk
     params {
-        heads: u32 = "Query heads.",
-        kv_heads: u32 = "Key-value heads.",
-        head_vectors: u32 = "Vectors of 4 in a head.",
-        slot_pages: u32 = "Pages in the table of one slot.",
-        scale: f32 = "Factor of every score.",
-        softcap: f32 = "Soft cap of scores; 0 = none.",
-        window: u32 = "Positions that a query sees; 0 = all.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        heads: u32, kv_heads: u32, head_vectors: u32, slot_pages: u32, scale: f32, softcap: f32, window: u32,
+        y_stride: u32,
         query_vectors: u32 = "Vectors of 4 from one query head to the next; if more than a head has, its gate follows.",
     }
     bindings {

@@ -8,14 +8,10 @@ use cmf_kernels_ref::op::attention::{Block, join};
 operator! {
     attn_merge
     params {
-        heads: u32 = "Query heads.",
-        kv_heads: u32 = "Key-value heads.",
-        head_vectors: u32 = "Vectors of 4 in a head.",
-        blocks: u32 = "Blocks that `partial` holds for a head.",
+        heads: u32, kv_heads: u32, head_vectors: u32, blocks: u32,
         scale: f32 = "As in `attn_block`.",
         softcap: f32 = "As in `attn_block`.",
-        window: u32 = "Positions that a query sees; 0 = all.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        window: u32, y_stride: u32,
         query_vectors: u32 = "Vectors of 4 from one query head to the next; if more than a head has, its gate follows.",
     }
     bindings {

@@ -5,7 +5,7 @@ use super::define::*;
 operator! {
     cap
     params {
-        vectors: u32 = "Vectors of 4 in a token's row.",
+        vectors: u32,
         multiplier: f32 = "Factor of every element.",
         cap: f32 = "Soft cap; 0 = none.",
     }

@@ -11,12 +11,13 @@ pub(super) use crate::error::{Result, bail};
 /// name contains the rest of the kernel. The host implementation is a function `run(p: &Params, o: &mut Operands)`
 /// beside the declaration.
 ///
+/// A parameter without a text has the meaning in the list below.
 /// The clauses from `experts` on are optional. Each is a method of `Operator`.
 macro_rules! operator {
     (
         $name:ident
         $(weight $w:ident)?
-        params { $($field:ident: $ty:ident = $doc:literal),* $(,)? }
+        params { $($field:ident: $ty:ident $(= $doc:literal)?),* $(,)? }
         bindings { $($access:ident $($binding:ident: $wgsl:ty),+;)* }
         threads $threads:expr,
         grid |$grid_p:pat_param| $grid:expr,
@@ -31,7 +32,7 @@ macro_rules! operator {
         #[doc = concat!("Parameters of `", stringify!($name), "`.")]
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-        pub struct Params { $(#[doc = $doc] pub $field: $ty),* }
+        pub struct Params { $(#[doc = $crate::op::define::meaning!($field $($doc)?)] pub $field: $ty),* }
 
         #[doc = concat!("Bindings of `", stringify!($name), "`, as its WGSL names them.")]
         #[allow(missing_docs, reason = "the WGSL file describes each operand")]
@@ -115,6 +116,50 @@ macro_rules! operator {
     };
 }
 
+/// Declares the meanings of parameters that several operators have.
+macro_rules! meanings {
+    ($($field:ident = $doc:literal),* $(,)?) => {
+        macro_rules! meaning {
+            $(($field) => { $doc };)*
+            ($other:ident $text:literal) => { $text };
+        }
+    };
+}
+
+meanings! {
+    vectors = "Vectors of 4 in a token's row.",
+    inv_cols = "1 / number of elements under the norm.",
+    eps = "Added to the mean of squares.",
+    heads = "Query heads.",
+    kv_heads = "Key-value heads.",
+    head_vectors = "Vectors of 4 in a head.",
+    slot_pages = "Pages in the table of one slot.",
+    blocks = "Blocks that `partial` holds for a head.",
+    scale = "Factor of every score.",
+    softcap = "Soft cap of scores; 0 = none.",
+    window = "Positions that a query sees; 0 = all.",
+    query_vectors = "Vectors of 4 from one query head to the next.",
+    y_stride = "Vectors of 4 from one token's outputs to the next.",
+    stride = "Elements from one token's logits to the next.",
+    vocab = "Tokens of the vocabulary.",
+    rows = "Rows stored in this segment.",
+    groups = "Groups of 32 columns in a row.",
+    row0 = "First row of this segment in the output.",
+    gelu = "1 = gelu_tanh, 0 = silu.",
+    second_row = "First row of the second stacked tensor in this segment.",
+    third_row = "First row of the third stacked tensor in this segment.",
+    has_bias = "1 = add the bias.",
+    outputs = "Rows of each expert in this segment.",
+    bias_up = "Element of `bias` at which the up biases begin.",
+    square_vectors = "Vectors of 4 sums of squares; 0 = no norm.",
+    top_k = "Experts that a token takes.",
+    routes_at = "Word of `router` at which the places and weights of the chosen experts begin.",
+    placed = "Experts in this segment.",
+    shared_outputs = "Outputs of the shared expert in this segment; 0 = the segment has none.",
+    tiles = "Tiles that the lists can hold.",
+    x_entries = "Entries that share a row of x: the experts that a token takes.",
+}
+
 macro_rules! access {
     (read) => {
         Access::Read
@@ -124,4 +169,4 @@ macro_rules! access {
     };
 }
 
-pub(super) use {access, operator};
+pub(super) use {access, meaning, operator};

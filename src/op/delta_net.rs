@@ -29,7 +29,7 @@ operator! {
         q_scale: f32 = "Factor of q after it is divided by its length.",
         length_eps: f32 = "Added to the squares of q and k before the root.",
         eps: f32 = "Added to the mean of squares of a head's output.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        y_stride: u32,
     }
     bindings {
         read batch: Batch, proj: array<vec4<f32>>, conv: array<f32>, gates: array<f32>, norm: array<vec4<f32>>;

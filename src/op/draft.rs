@@ -7,7 +7,7 @@ use super::tokens::{BATCH_HEADER, Token};
 operator! {
     draft
     params {
-        vocab: u32 = "Tokens of the vocabulary.",
+        vocab: u32,
         number: u32 = "Number of this draft in the step, from 1.",
     }
     bindings {

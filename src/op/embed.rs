@@ -7,8 +7,7 @@ operator! {
     embed
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
+        rows: u32, groups: u32,
         row0: u32 = "First token of this segment.",
         multiplier: f32 = "Factor of every embedding.",
     }

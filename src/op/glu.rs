@@ -5,8 +5,7 @@ use super::define::*;
 operator! {
     glu
     params {
-        vectors: u32 = "Vectors of 4 in a token's row.",
-        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
+        vectors: u32, gelu: u32,
     }
     bindings {
         read batch: Batch, up: array<vec4<f32>>;

@@ -5,7 +5,7 @@ use super::define::*;
 operator! {
     last_token
     params {
-        vectors: u32 = "Vectors of 4 in a token's row.",
+        vectors: u32,
     }
     bindings {
         read source: array<vec4<f32>>;

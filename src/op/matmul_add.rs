@@ -6,13 +6,7 @@ operator! {
     matmul_add
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
-        row0: u32 = "First row of this segment in the output.",
-        second_row: u32 = "First row of the second stacked tensor in this segment.",
-        third_row: u32 = "First row of the third stacked tensor in this segment.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
-        has_bias: u32 = "1 = add the bias.",
+        rows: u32, groups: u32, row0: u32, second_row: u32, third_row: u32, y_stride: u32, has_bias: u32,
     }
     bindings {
         read batch: Batch, x: array<vec4<f32>>, list: array<u32>, bias: array<vec4<f32>>;

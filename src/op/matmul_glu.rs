@@ -7,13 +7,12 @@ operator! {
     weight w
     params {
         rows: u32 = "Rows stored in this segment, gate and up together.",
-        groups: u32 = "Groups of 32 columns in a row.",
+        groups: u32,
         row0: u32 = "First output of this segment.",
         outputs: u32 = "Outputs of this segment.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        y_stride: u32,
         has_bias: u32 = "1 = add the biases.",
-        bias_up: u32 = "Element of `bias` at which the up biases begin.",
-        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
+        bias_up: u32, gelu: u32,
     }
     bindings {
         read batch: Batch, x: array<vec4<f32>>, list: array<u32>, bias: array<vec4<f32>>;

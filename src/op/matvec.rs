@@ -6,16 +6,8 @@ operator! {
     matvec
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
-        row0: u32 = "First row of this segment in the output.",
-        second_row: u32 = "First row of the second stacked tensor in this segment.",
-        third_row: u32 = "First row of the third stacked tensor in this segment.",
-        square_vectors: u32 = "Vectors of 4 sums of squares; 0 = no norm.",
-        inv_cols: f32 = "1 / number of elements under the norm.",
-        eps: f32 = "Added to the mean of squares.",
-        has_bias: u32 = "1 = add the bias.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        rows: u32, groups: u32, row0: u32, second_row: u32, third_row: u32, square_vectors: u32, inv_cols: f32,
+        eps: f32, has_bias: u32, y_stride: u32,
     }
     bindings {
         read x: array<vec4<f32>>, squares: array<vec4<f32>>, list: array<u32>, bias: array<vec4<f32>>;

@@ -8,16 +8,12 @@ operator! {
     weight w
     params {
         rows: u32 = "Rows stored in this segment, gate and up together.",
-        groups: u32 = "Groups of 32 columns in a row.",
+        groups: u32,
         row0: u32 = "First output of this segment.",
         outputs: u32 = "Outputs of this segment.",
-        square_vectors: u32 = "Vectors of 4 sums of squares; 0 = no norm.",
-        inv_cols: f32 = "1 / number of elements under the norm.",
-        eps: f32 = "Added to the mean of squares.",
+        square_vectors: u32, inv_cols: f32, eps: f32,
         has_bias: u32 = "1 = add the biases.",
-        bias_up: u32 = "Element of `bias` at which the up biases begin.",
-        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        bias_up: u32, gelu: u32, y_stride: u32,
     }
     bindings {
         read x: array<vec4<f32>>, squares: array<vec4<f32>>, list: array<u32>, bias: array<f32>;

@@ -5,8 +5,7 @@ use super::define::*;
 operator! {
     moe_combine
     params {
-        vectors: u32 = "Vectors of 4 in a token's row.",
-        top_k: u32 = "Experts that a token takes.",
+        vectors: u32, top_k: u32,
     }
     bindings {
         read batch: Batch, routes: array<u32>, expert_y: array<vec4<f32>>, shared_y: array<vec4<f32>>;

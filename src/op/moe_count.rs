@@ -6,7 +6,7 @@ use super::experts::Table;
 operator! {
     moe_count
     params {
-        stride: u32 = "Elements from one token's logits to the next.",
+        stride: u32,
     }
     bindings {
         read batch: Batch, experts: Experts, router: array<u32>;

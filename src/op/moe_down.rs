@@ -8,15 +8,13 @@ operator! {
     moe_down
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
+        rows: u32, groups: u32,
         inv_groups: f32 = "1 / groups.",
-        outputs: u32 = "Rows of each expert in this segment.",
+        outputs: u32,
         row0: u32 = "First row of this segment in the output, a multiple of 4.",
-        top_k: u32 = "Experts that a token takes.",
+        top_k: u32,
         x_at: u32 = "Group of `x` at which the activations of the chosen experts begin.",
-        routes_at: u32 = "Word of `router` at which the places and weights of the chosen experts begin.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        routes_at: u32, y_stride: u32,
     }
     bindings {
         read router: array<u32>, x: array<vec4<f32>>, g: array<vec4<f32>>;

@@ -7,23 +7,18 @@ operator! {
     moe_glu
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
+        rows: u32, groups: u32,
         outputs: u32 = "Outputs of each expert in this segment.",
-        placed: u32 = "Experts in this segment.",
-        shared_outputs: u32 = "Outputs of the shared expert in this segment; 0 = the segment has none.",
+        placed: u32, shared_outputs: u32,
         first_shared: u32 =
             "Experts that a token takes, before the shared expert; 0 = the weight is only the shared expert's.",
         row0: u32 = "First output of each expert in this segment.",
         y_at: u32 = "Element of `y` at which the outputs of the chosen experts begin.",
         y_stride: u32 = "Elements from one expert's outputs to the next.",
         shared_stride: u32 = "Elements from one token's outputs of the shared expert to the next.",
-        stride: u32 = "Elements from one token's logits to the next.",
-        routes_at: u32 = "Word of `router` at which the places and weights of the chosen experts begin.",
+        stride: u32, routes_at: u32,
         square_vectors: u32 = "Vectors of 4 sums of squares; 0, with eps 1 = no norm.",
-        inv_cols: f32 = "1 / number of elements under the norm.",
-        eps: f32 = "Added to the mean of squares.",
-        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
+        inv_cols: f32, eps: f32, gelu: u32,
     }
     bindings {
         read x: array<vec4<f32>>, squares: array<vec4<f32>>, experts: Experts;

@@ -7,7 +7,7 @@ use super::experts::Table;
 operator! {
     moe_lists
     params {
-        tiles: u32 = "Tiles that the lists can hold.",
+        tiles: u32,
     }
     bindings {
         read batch: Batch, experts: Experts, routes: array<u32>;

@@ -7,14 +7,12 @@ operator! {
     moe_matmul
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
-        outputs: u32 = "Rows of each expert in this segment.",
+        rows: u32, groups: u32, outputs: u32,
         row0: u32 = "First row of this segment in y, a multiple of 4.",
         y_stride: u32 = "Vectors of 4 from one entry of y to the next.",
         x_entries: u32 = "Consecutive entries that share a row of x.",
         top_k: u32 = "Experts that a token takes, which limit the grid.",
-        tiles: u32 = "Tiles that the lists can hold.",
+        tiles: u32,
     }
     bindings {
         read batch: Batch, experts: Experts, lists: array<u32>, x: array<vec4<f32>>;

@@ -7,16 +7,12 @@ operator! {
     moe_matmul_glu
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
+        rows: u32, groups: u32,
         outputs: u32 = "Outputs of each expert in this segment.",
-        placed: u32 = "Experts in this segment.",
-        shared_outputs: u32 = "Outputs of the shared expert in this segment; 0 = the segment has none.",
+        placed: u32, shared_outputs: u32,
         row0: u32 = "First output of each expert in this segment, a multiple of 4.",
         y_stride: u32 = "Vectors of 4 from one entry of y to the next.",
-        x_entries: u32 = "Entries that share a row of x: the experts that a token takes.",
-        tiles: u32 = "Tiles that the lists can hold.",
-        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
+        x_entries: u32, tiles: u32, gelu: u32,
     }
     bindings {
         read batch: Batch, experts: Experts, lists: array<u32>, x: array<vec4<f32>>;

@@ -7,14 +7,10 @@ operator! {
     moe_matmul_up
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
-        outputs: u32 = "Rows of each expert in this segment.",
+        rows: u32, groups: u32, outputs: u32,
         row0: u32 = "First row of this segment in y, a multiple of 4.",
         y_stride: u32 = "Vectors of 4 from one entry of y to the next.",
-        x_entries: u32 = "Entries that share a row of x: the experts that a token takes.",
-        tiles: u32 = "Tiles that the lists can hold.",
-        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
+        x_entries: u32, tiles: u32, gelu: u32,
     }
     bindings {
         read batch: Batch, experts: Experts, lists: array<u32>, x: array<vec4<f32>>;

@@ -7,20 +7,16 @@ operator! {
     moe_matvec
     weight w
     params {
-        rows: u32 = "Rows stored in this segment.",
-        groups: u32 = "Groups of 32 columns in a row.",
-        outputs: u32 = "Rows of each expert in this segment.",
+        rows: u32, groups: u32, outputs: u32,
         top_k: u32 = "Experts that a token takes; 0 = the weight is the shared expert's.",
         row0: u32 = "First row of each expert in this segment, a multiple of 4.",
         y_at: u32 = "Vector of `y` at which the outputs of the chosen experts begin.",
         y_stride: u32 = "Vectors of 4 from one expert's outputs to the next.",
-        stride: u32 = "Elements from one token's logits to the next.",
-        routes_at: u32 = "Word of `router` at which the places and weights of the chosen experts begin.",
+        stride: u32, routes_at: u32,
         square_vectors: u32 = "Vectors of 4 sums of squares; 0, with eps 1 = no norm.",
-        inv_cols: f32 = "1 / number of elements under the norm.",
-        eps: f32 = "Added to the mean of squares.",
+        inv_cols: f32, eps: f32,
         gated: u32 = "1 = `y` holds gates, and the step replaces them by act(gate) * product.",
-        gelu: u32 = "1 = gelu_tanh, 0 = silu.",
+        gelu: u32,
     }
     bindings {
         read x: array<vec4<f32>>, squares: array<vec4<f32>>, experts: Experts;

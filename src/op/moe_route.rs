@@ -6,7 +6,7 @@ use super::experts::Table;
 operator! {
     moe_route
     params {
-        stride: u32 = "Elements from one token's logits to the next.",
+        stride: u32,
         shared_expert: u32 = "1 = there is a shared expert, 0 = its weight is 0.",
     }
     bindings {

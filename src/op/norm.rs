@@ -6,10 +6,7 @@ use cmf_kernels_ref::op::rms_norm::rms_norm;
 operator! {
     norm
     params {
-        vectors: u32 = "Vectors of 4 in a token's row.",
-        inv_cols: f32 = "1 / number of elements under the norm.",
-        eps: f32 = "Added to the mean of squares.",
-        y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        vectors: u32, inv_cols: f32, eps: f32, y_stride: u32,
         y_first: u32 = "Vector of a token's outputs at which the result begins.",
     }
     bindings {

@@ -5,7 +5,7 @@ use super::define::*;
 operator! {
     pre_norm
     params {
-        vectors: u32 = "Vectors of 4 in a token's row.",
+        vectors: u32,
     }
     bindings {
         read batch: Batch, source: array<vec4<f32>>, g: array<vec4<f32>>;

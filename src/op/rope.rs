@@ -8,16 +8,14 @@ use cmf_kernels_ref::op::rope::rotate_half;
 operator! {
     rope
     params {
-        heads: u32 = "Query heads.",
-        kv_heads: u32 = "Key-value heads.",
-        head_vectors: u32 = "Vectors of 4 in a head.",
+        heads: u32, kv_heads: u32, head_vectors: u32,
         rot_vectors: u32 = "Vectors of 4 in half of the rotated elements.",
-        slot_pages: u32 = "Pages in the table of one slot.",
+        slot_pages: u32,
         positions: u32 = "Positions of the rotation table.",
         eps: f32 = "Added to the mean of squares of a head.",
         qk_norm: u32 = "Norm of query and key heads: 0 = none, 1 = before the rotation, 2 = after it.",
         v_norm: u32 = "1 = value heads are normalised.",
-        query_vectors: u32 = "Vectors of 4 from one query head to the next.",
+        query_vectors: u32,
     }
     bindings {
         read batch: Batch, table: array<vec4<f32>>, q_norm: array<vec4<f32>>, k_norm: array<vec4<f32>>;

@@ -7,8 +7,7 @@ use crate::sampling::{self, Choice, SETTINGS_WORDS, choose};
 operator! {
     sample
     params {
-        vocab: u32 = "Tokens of the vocabulary.",
-        stride: u32 = "Elements from one token's logits to the next.",
+        vocab: u32, stride: u32,
     }
     bindings {
         read settings: Settings, logits: array<f32>;

@@ -5,7 +5,7 @@ use super::define::*;
 operator! {
     zero_masked
     params {
-        vectors: u32 = "Vectors of 4 in a token's row.",
+        vectors: u32,
     }
     bindings {
         read batch: Batch, bits: array<u32>;
