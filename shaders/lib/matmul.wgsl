@@ -23,7 +23,7 @@ fn rows_open(rows: vec4<u32>) -> Rows4 {
 
 // Numbers of the four rows from `first`; rows after `last` repeat it.
 fn rows_from(first: u32, last: u32) -> vec4<u32> {
-    return min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(last));
+    return min(four_from(first), vec4<u32>(last));
 }
 
 fn row_scales(rows: vec4<u32>) -> vec4<f32> {

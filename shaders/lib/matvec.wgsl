@@ -122,7 +122,7 @@ fn row_scales(rows: vec4<u32>) -> vec4<f32> {
 
 // Numbers of the four rows from `first`; rows past the end repeat the last one.
 fn rows_from(first: u32) -> vec4<u32> {
-    return min(vec4<u32>(first, first + 1u, first + 2u, first + 3u), vec4<u32>(params.rows - 1u));
+    return min(four_from(first), vec4<u32>(params.rows - 1u));
 }
 
 // The index of this team in the grid, which is the block of rows that it computes.

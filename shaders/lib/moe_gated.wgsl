@@ -13,11 +13,10 @@ fn output_index(tile: ExpertTile, i: u32, first: u32) -> u32 {
 // Replaces four gates by act(gate) * up.
 fn store(tile: ExpertTile, i: u32, first: u32, up: vec4<f32>) {
     if (i >= tile.count) { return; }
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let at = output_index(tile, i, first);
     let gate = y[at];
     let value = vec4<f32>(glu(gate.x, up.x), glu(gate.y, up.y), glu(gate.z, up.z), glu(gate.w, up.w));
-    y[at] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.outputs));
+    y[at] = select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.outputs));
 }
 
 fn store_products(tile: ExpertTile, first: u32, u: TileSums) {

@@ -8,9 +8,8 @@
 
 fn put(token: u32, first: u32, value: vec4<f32>) {
     if (token >= batch.count) { return; }
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let i = token * params.y_stride + ((params.row0 + first) >> 2u);
-    y[i] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.rows));
+    y[i] = select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.rows));
 }
 
 @compute @workgroup_size(THREADS)

@@ -7,9 +7,8 @@
 
 fn put(token: u32, first: u32, value: vec4<f32>) {
     if (token >= batch.count) { return; }
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let i = token * params.y_stride + ((params.row0 + first) >> 2u);
-    h[i] += select(vec4<f32>(0.0), value, all < vec4<u32>(params.rows));
+    h[i] += select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.rows));
 }
 
 @compute @workgroup_size(THREADS)

@@ -10,10 +10,9 @@
 
 fn store(token: u32, first: u32, gate: vec4<f32>, up: vec4<f32>) {
     if (token >= batch.count) { return; }
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let value = vec4<f32>(glu(gate.x, up.x), glu(gate.y, up.y), glu(gate.z, up.z), glu(gate.w, up.w));
     let i = token * params.y_stride + ((params.row0 + first) >> 2u);
-    y[i] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.outputs));
+    y[i] = select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.outputs));
 }
 
 // Computes the four outputs from `first` for the four tokens from token0.

@@ -14,9 +14,8 @@
 const TWO_TENSORS: bool = false;
 
 fn store(token: u32, first: u32, values: vec4<f32>) {
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let i = token * params.y_stride + ((params.row0 + first) >> 2u);
-    y[i] = select(vec4<f32>(0.0), values, all < vec4<u32>(params.rows));
+    y[i] = select(vec4<f32>(0.0), values, four_from(first) < vec4<u32>(params.rows));
 }
 
 // The number of blocks of 4 rows.

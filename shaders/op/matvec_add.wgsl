@@ -14,10 +14,9 @@
 const TWO_TENSORS: bool = false;
 
 fn add(token: u32, first: u32, values: vec4<f32>) {
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let vector = (params.row0 + first) >> 2u;
     let i = token * params.y_stride + vector;
-    let sum = h[i] + select(vec4<f32>(0.0), values, all < vec4<u32>(params.rows));
+    let sum = h[i] + select(vec4<f32>(0.0), values, four_from(first) < vec4<u32>(params.rows));
     h[i] = sum;
     x_scaled[i] = sum * g[vector];
     squares[token * ((params.y_stride + 31u) & ~31u) + vector] = square_sum(sum);

@@ -77,13 +77,12 @@ fn sums(thread: u32, block: vec4<u32>, token: u32) -> vec4<f32> {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let first = team_block(workgroup, thread) * 4u;
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let c = workgroup.z;
-    let added = sums(thread, min(all, vec4<u32>(params.outputs - 1u)), c);
+    let added = sums(thread, min(four_from(first), vec4<u32>(params.outputs - 1u)), c);
     if (thread % LANES != 0u || first >= params.outputs) { return; }
     let vector = (params.row0 + first) >> 2u;
     let i = c * params.y_stride + vector;
-    let sum = h[i] + select(vec4<f32>(0.0), added, all < vec4<u32>(params.outputs));
+    let sum = h[i] + select(vec4<f32>(0.0), added, four_from(first) < vec4<u32>(params.outputs));
     h[i] = sum;
     x_scaled[i] = sum * g[vector];
     squares[c * ((params.y_stride + 31u) & ~31u) + vector] = square_sum(sum);

@@ -8,9 +8,8 @@
 
 fn store(tile: ExpertTile, i: u32, first: u32, value: vec4<f32>) {
     if (i >= tile.count) { return; }
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
     let at = entry_of(tile, i) * params.y_stride + ((params.row0 + first) >> 2u);
-    y[at] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.outputs));
+    y[at] = select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.outputs));
 }
 
 @compute @workgroup_size(THREADS)

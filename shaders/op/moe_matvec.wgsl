@@ -26,8 +26,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     } else {
         factor = shared_weight(c * params.stride);
     }
-    let all = vec4<u32>(first, first + 1u, first + 2u, first + 3u);
-    let rows = min(all, vec4<u32>(params.outputs - 1u)) + vec4<u32>(place * params.outputs);
+    let rows = min(four_from(first), vec4<u32>(params.outputs - 1u)) + vec4<u32>(place * params.outputs);
     let scale = norm_scale(thread, c);
     let dots = dot_rows_from(thread, rows, place, place, c).c0;
     if (thread % LANES != 0u || first >= params.outputs) { return; }
@@ -36,5 +35,5 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let gate = y[at];
     let product = vec4<f32>(glu(gate.x, v.x), glu(gate.y, v.y), glu(gate.z, v.z), glu(gate.w, v.w)) * factor;
     let value = select(v, product, params.gated != 0u);
-    y[at] = select(vec4<f32>(0.0), value, all < vec4<u32>(params.outputs));
+    y[at] = select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.outputs));
 }

@@ -81,9 +81,8 @@ impl Shape {
             return Ok(());
         }
         let gate = slice(qkv, self.query_at(t, head) + self.head, y.len(), "gate")?;
-        y.iter_mut()
-            .zip(gate)
-            .for_each(|(y, &gate)| *y *= sigmoid(f64::from(gate)));
+        let gated = y.iter_mut().zip(gate);
+        gated.for_each(|(y, &gate)| *y *= sigmoid(f64::from(gate)));
         Ok(())
     }
 }
@@ -107,14 +106,11 @@ impl KvRows {
     /// The row of one head at one position of a slot.
     pub fn row(&self, slot: u32, kv_head: usize, position: usize) -> Result<usize> {
         let (block, within) = (position / KV_PAGE as usize, position % KV_PAGE as usize);
-        if block >= self.slot_pages {
-            bail!(
-                Internal,
-                "position {position} is past the {} pages of a slot",
-                self.slot_pages
-            );
+        let pages = self.slot_pages;
+        if block >= pages {
+            bail!(Internal, "position {position} is past the {pages} pages of a slot");
         }
-        let page = slice(&self.pages, slot as usize * self.slot_pages + block, 1, "pages")?[0];
+        let page = slice(&self.pages, slot as usize * pages + block, 1, "pages")?[0];
         Ok((page as usize * self.kv_heads + kv_head) * KV_PAGE as usize + within)
     }
 }
@@ -129,15 +125,14 @@ pub(super) struct KvCache {
 impl KvCache {
     /// The caches of every key-value head, up to the position of a token.
     pub fn read_all(o: &Operands, shape: &Shape, slot_pages: u32, token: &Token) -> Result<Vec<KvCache>> {
-        if shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
+        let Shape { heads, kv_heads, .. } = *shape;
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             bail!(
                 Internal,
-                "{} query heads, expected a multiple of {} key-value heads",
-                shape.heads,
-                shape.kv_heads
+                "{heads} query heads, expected a multiple of {kv_heads} key-value heads"
             );
         }
-        let rows = KvRows::new(o, shape.kv_heads, slot_pages)?;
+        let rows = KvRows::new(o, kv_heads, slot_pages)?;
         let end = token.position as usize + 1;
         let read = |name: &str, kv_head: usize| -> Result<Vec<f32>> {
             let mut all = Vec::with_capacity(end * shape.head);
@@ -155,7 +150,7 @@ impl KvCache {
                 v: read("v_cache", kv_head)?,
             })
         };
-        (0..shape.kv_heads).map(one).collect()
+        (0..kv_heads).map(one).collect()
     }
 
     pub fn k(&self, position: usize) -> &[f32] {
@@ -184,14 +179,11 @@ pub(super) fn append(o: &mut Operands, name: &str, at: usize, values: &[f64]) ->
     if o.kv == Kv::F32 {
         return o.store(name, at, values);
     }
-    if !at.is_multiple_of(2) || !values.len().is_multiple_of(2) {
-        bail!(
-            Internal,
-            "{} values of 2 bytes from element {at}, expected whole words",
-            values.len()
-        );
+    let len = values.len();
+    if !at.is_multiple_of(2) || !len.is_multiple_of(2) {
+        bail!(Internal, "{len} f16 from element {at}, expected whole words");
     }
-    let to = o.words_mut(name, at / 2, values.len() / 2)?;
+    let to = o.words_mut(name, at / 2, len / 2)?;
     for (word, pair) in to.iter_mut().zip(values.chunks_exact(2)) {
         // The device computes in f32 and rounds that.
         let [low, high] = [pair[0], pair[1]].map(|v| u32::from(f16::from_f32(v as f32).to_bits()));

@@ -34,11 +34,11 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
             let base = (t * shape.heads + head) * p.blocks as usize;
             let length = 4 + shape.head;
             let read = |number: usize| {
-                let record = o.floats("partial", (base + number) * length, length)?;
+                let record = o.values("partial", (base + number) * length, length)?;
                 Ok(Block {
-                    largest: f64::from(record[0]),
-                    total: f64::from(record[1]),
-                    sum: record[4..].iter().map(|&v| f64::from(v)).collect(),
+                    largest: record[0],
+                    total: record[1],
+                    sum: record[4..].to_vec(),
                 })
             };
             let numbers = visible.start / size..visible.end.div_ceil(size);

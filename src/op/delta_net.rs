@@ -80,10 +80,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
             };
             let mut state: Vec<f64> = match token.position {
                 0 => vec![0.0; size],
-                position => {
-                    let state = o.floats("state", state_at(position - 1), size)?;
-                    state.iter().map(|&v| f64::from(v)).collect()
-                }
+                position => o.values("state", state_at(position - 1), size)?,
             };
             let y = p.token(o, &shape, head, &tokens, t, &mut state)?;
             o.store("y", t * p.y_stride as usize * 4 + head * shape.value, &y)?;
@@ -147,12 +144,10 @@ impl Params {
         let [mut q, mut k, v] = heads;
         scale_to_length(&mut q, f64::from(self.q_scale), f64::from(self.length_eps));
         scale_to_length(&mut k, 1.0, f64::from(self.length_eps));
-        let one = |name: &str, at: usize| Ok(f64::from(o.floats(name, at, 1)?[0]));
+        let one = |name: &str, at: usize| Ok(o.values(name, at, 1)?[0]);
         let gate = t * stride + key_head * self.gate_stride as usize + within;
-        let (b, a) = (
-            one("proj", gate + self.b_at as usize)?,
-            one("proj", gate + self.a_at as usize)?,
-        );
+        let b = one("proj", gate + self.b_at as usize)?;
+        let a = one("proj", gate + self.a_at as usize)?;
         let (a_log, dt_bias) = (one("gates", head)?, one("gates", shape.value_heads + head)?);
         let mut out = vec![0.0; value];
         step(state, [&q, &k, &v], decay(a, dt_bias, a_log), sigmoid(b), &mut out);

@@ -30,15 +30,11 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let Some(&previous) = o.tokens("draft_batch")?.first() else {
         return Ok(());
     };
-    if p.number >= MAX_WIDTH {
-        bail!(
-            Internal,
-            "draft number {}, expected at most {}",
-            p.number,
-            MAX_WIDTH - 1
-        );
+    let number = p.number;
+    if number >= MAX_WIDTH {
+        bail!(Internal, "draft number {number}, expected less than {MAX_WIDTH}");
     }
-    let record = BATCH_HEADER + p.number as usize * size_of::<Token>() / 4;
+    let record = BATCH_HEADER + number as usize * size_of::<Token>() / 4;
     o.words_mut("batch", record, 1)?[0] = best.0;
     let next = Token {
         id: best.0,

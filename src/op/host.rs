@@ -204,16 +204,12 @@ impl Operands<'_> {
 
     fn products_of(&self, rows: u32, groups: u32, x: &[f32], n: usize) -> Result<Vec<f64>> {
         let weights = self.weight(rows)?;
-        let len = groups as usize * 32;
-        if len < weights.cols {
-            bail!(
-                Internal,
-                "{groups} groups of 32 activations for {} columns of 'w'",
-                weights.cols
-            );
+        let (len, cols) = (groups as usize * 32, weights.cols);
+        if len < cols {
+            bail!(Internal, "{groups} groups of 32 activations for {cols} columns of 'w'");
         }
         let mut y = vec![0.0; n * rows as usize];
-        linear(&weights, 0..rows as usize, weights.cols, x, len, n, &mut y);
+        linear(&weights, 0..rows as usize, cols, x, len, n, &mut y);
         Ok(y)
     }
 
@@ -293,23 +289,23 @@ fn internal(message: String) -> Error {
     Error::new(Kind::Internal, message)
 }
 
+fn past_end(at: usize, len: usize, has: usize, what: &str) -> Error {
+    internal(format!("{what}: {len} elements from {at}, past the end of {has}"))
+}
+
 /// `len` elements from `at`. Errors: `Internal` for elements past the end.
 pub fn slice<'a, T>(all: &'a [T], at: usize, len: usize, what: &str) -> Result<&'a [T]> {
     let end = at.checked_add(len);
-    end.and_then(|end| all.get(at..end)).ok_or_else(|| {
-        internal(format!(
-            "{what}: {len} elements from {at}, past the end of {}",
-            all.len()
-        ))
-    })
+    let part = end.and_then(|end| all.get(at..end));
+    part.ok_or_else(|| past_end(at, len, all.len(), what))
 }
 
 /// As [`slice()`], to be written.
 pub fn slice_mut<'a, T>(all: &'a mut [T], at: usize, len: usize, what: &str) -> Result<&'a mut [T]> {
     let has = all.len();
     let end = at.checked_add(len);
-    end.and_then(|end| all.get_mut(at..end))
-        .ok_or_else(|| internal(format!("{what}: {len} elements from {at}, past the end of {has}")))
+    let part = end.and_then(|end| all.get_mut(at..end));
+    part.ok_or_else(|| past_end(at, len, has, what))
 }
 
 /// `h · g`, and the sum of `h²` over every 4 elements.
@@ -324,12 +320,9 @@ pub fn scaled(h: &[f32], g: &[f32]) -> (Vec<f64>, Vec<f64>) {
 /// Splits the products of one token into the gate and the up projection. Errors: `Internal` for another number of
 /// products.
 pub fn halves(products: &[f64], outputs: u32) -> Result<(&[f64], &[f64])> {
-    if products.len() != outputs as usize * 2 {
-        bail!(
-            Internal,
-            "{} products of gate and up, expected twice {outputs}",
-            products.len()
-        );
+    let len = products.len();
+    if len != outputs as usize * 2 {
+        bail!(Internal, "{len} products of gate and up, expected twice {outputs}");
     }
     Ok(products.split_at(outputs as usize))
 }

@@ -31,13 +31,9 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let gate_bias = o.bias("bias", p.has_bias, p.row0, p.outputs)?;
     let up_bias = o.bias("bias", p.has_bias, p.bias_up + p.row0, p.outputs)?;
     // The rows of the other experts of a bank may follow.
-    let (rows, outputs) = (p.outputs.saturating_mul(2), p.outputs);
-    if rows > p.rows {
-        bail!(
-            Internal,
-            "{} rows of gate and up, expected at least twice {outputs} outputs",
-            p.rows
-        );
+    let (rows, stored) = (p.outputs.saturating_mul(2), p.rows);
+    if rows > stored {
+        bail!(Internal, "{stored} rows of gate and up, expected at least {rows}");
     }
     let active = o.active_rows(p.outputs)?;
     let products = o.masked_products(rows, p.groups, n)?;

@@ -22,16 +22,13 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let table = Table::read(o)?;
     let (tokens, top_k) = (o.tokens("batch")?.len(), table.routing.top_k);
     let routes = o.words("routes", 0, tokens * (top_k + 1) * 2)?;
-    let mut entries = vec![Vec::new(); table.count];
+    let count = table.count;
+    let mut entries = vec![Vec::new(); count];
     for entry in 0..tokens * top_k {
         let expert = routes[(entry / top_k * (top_k + 1) + entry % top_k) * 2];
         match entries.get_mut(expert as usize) {
             Some(list) => list.push(entry as u32),
-            None => bail!(
-                Internal,
-                "'routes' names expert {expert}, expected less than {}",
-                table.count
-            ),
+            None => bail!(Internal, "'routes' names expert {expert}, expected less than {count}"),
         }
     }
     let (mut tiles, mut listed) = (Vec::new(), Vec::new());

@@ -35,6 +35,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
         if token.position >= p.positions {
             bail!(Internal, "position {} of {}", token.position, p.positions);
         }
+        let position = token.position as usize;
         for head in 0..heads + 2 * kv_heads {
             let in_token = match head < heads {
                 true => head * query,
@@ -43,22 +44,21 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
             let at = t * (heads * query + 2 * kv_heads * head_dim) + in_token;
             let x = o.floats("qkv", at, head_dim)?.to_vec();
             if head >= heads + kv_heads {
-                let mut values: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+                let mut values = o.values("qkv", at, head_dim)?;
                 if p.v_norm != 0 {
                     rms_norm(&x, &vec![1.0; head_dim], f64::from(p.eps), &mut values);
                 }
-                let row = rows.row(token.slot, head - heads - kv_heads, token.position as usize)?;
+                let row = rows.row(token.slot, head - heads - kv_heads, position)?;
                 append(o, "v_cache", row * head_dim, &values)?;
                 continue;
             }
-            let norm = if head < heads { "q_norm" } else { "k_norm" };
-            let values = p.rotated(o, &x, norm, token.position as usize)?;
-            match head < heads {
-                true => o.store("qkv", at, &values)?,
-                false => {
-                    let row = rows.row(token.slot, head - heads, token.position as usize)?;
-                    append(o, "k_cache", row * head_dim, &values)?;
-                }
+            if head < heads {
+                let values = p.rotated(o, &x, "q_norm", position)?;
+                o.store("qkv", at, &values)?;
+            } else {
+                let values = p.rotated(o, &x, "k_norm", position)?;
+                let row = rows.row(token.slot, head - heads, position)?;
+                append(o, "k_cache", row * head_dim, &values)?;
             }
         }
     }
@@ -69,11 +69,11 @@ impl Params {
     /// One query or key head, normalised and rotated.
     fn rotated(&self, o: &Operands, x: &[f32], norm: &str, position: usize) -> Result<Vec<f64>> {
         let (pairs, eps) = (self.rot_vectors as usize * 4, f64::from(self.eps));
-        if 2 * pairs > x.len() {
+        let len = x.len();
+        if 2 * pairs > len {
             bail!(
                 Internal,
-                "{pairs} rotated pairs in a head of {} elements, expected at most half",
-                x.len()
+                "{pairs} rotated pairs, expected at most half of {len} elements"
             );
         }
         let table = o.floats("table", position * pairs * 2, pairs * 2)?;
@@ -81,17 +81,14 @@ impl Params {
         let sin: Vec<f32> = table.iter().skip(1).step_by(2).copied().collect();
         let mut values: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
         if self.qk_norm == 1 {
-            rms_norm(x, o.floats(norm, 0, x.len())?, eps, &mut values);
+            rms_norm(x, o.floats(norm, 0, len)?, eps, &mut values);
         }
         rotate_half(&mut values, &cos, &sin);
         if self.qk_norm == 2 {
-            let mean = values.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+            let mean = values.iter().map(|v| v * v).sum::<f64>() / len as f64;
             let factor = 1.0 / (mean + eps).sqrt();
-            let weight = o.floats(norm, 0, x.len())?;
-            values
-                .iter_mut()
-                .zip(weight)
-                .for_each(|(v, &w)| *v *= factor * f64::from(w));
+            let weighted = values.iter_mut().zip(o.values(norm, 0, len)?);
+            weighted.for_each(|(v, weight)| *v *= factor * weight);
         }
         Ok(values)
     }

@@ -25,15 +25,11 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     if state.stop != 0 {
         return Ok(());
     }
-    if tokens.len() > state.sampled.len() {
-        let most = state.sampled.len();
-        bail!(
-            Internal,
-            "a run of {} tokens to sample after, expected at most {most}",
-            tokens.len()
-        );
+    let (count, most) = (tokens.len(), state.sampled.len());
+    if count > most {
+        bail!(Internal, "{count} tokens to sample after, expected at most {most}");
     }
-    (state.count, state.drafted) = (0, tokens.len().saturating_sub(1) as u32);
+    (state.count, state.drafted) = (0, count.saturating_sub(1) as u32);
     for (t, token) in tokens.iter().enumerate() {
         let settings = o.words("settings", 0, SETTINGS_WORDS)?;
         let logits = o.floats("logits", t * p.stride as usize, p.vocab as usize)?;
