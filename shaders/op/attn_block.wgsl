@@ -31,16 +31,11 @@ fn head_at(entry: u32) -> u32 {
     return entry;
 }
 
-fn is_past_end(entry: u32) -> bool {
-    if (MASKED) { return entry >= list[1]; }
-    return false;
-}
-
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let block = workgroup.x;
     let c = workgroup.z;
-    if (c >= batch.count || is_past_end(workgroup.y)) { return; }
+    if (c >= batch.count || (MASKED && workgroup.y >= list[1])) { return; }
     let heads = heads_of(workgroup.y);
     let token = batch.tokens[c];
     let pos = token.position;

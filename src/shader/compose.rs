@@ -2,7 +2,7 @@
 //! operator.
 //!
 //! A line `#import name` names a file in `shaders/lib`, or stands for files that depend on the variant: `dtype`,
-//! `kv`, `team`, `tokens_side_by_side`, `groups`, `matmul_groups`. A line `#each 0..4 text` is repeated, with a number
+//! `kv`, `team`, `tokens_side_by_side`, `groups`. A line `#each 0..4 text` is repeated, with a number
 //! in place of every `#`. Everything else is plain concatenation.
 
 use super::variant::{Team, Variant};
@@ -17,7 +17,7 @@ macro_rules! files {
 /// The files of `shaders/lib`; a test below compares the table with the directory.
 const LIB: &[(&str, &str)] = files!("lib":
     "attention" "canon" "experts" "gate" "glu" "grid" "groups_all" "groups_masked" "kv_f16" "kv_f32"
-    "matmul" "matmul_groups_all" "matmul_groups_masked" "matmul_tile" "matvec" "matvec_registers"
+    "matmul" "matmul_tile" "matvec" "matvec_registers"
     "matvec_spilled" "moe_gated" "moe_tile" "norm_scale" "route" "routes" "stacked" "team_subgroup" "team_tree" "tokens"
     "vector" "weights");
 
@@ -38,11 +38,6 @@ fn resolve(variant: &Variant, import: &str) -> Vec<(&'static str, &'static str)>
             "matvec_registers"
         }),
         "groups" => lib(if variant.masked { "groups_masked" } else { "groups_all" }),
-        "matmul_groups" => lib(if variant.masked {
-            "matmul_groups_masked"
-        } else {
-            "matmul_groups_all"
-        }),
         stem => lib(stem),
     }
 }
