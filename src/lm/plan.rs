@@ -71,7 +71,7 @@ pub struct Plan {
     /// The steps that run under the current mask.
     pub selection: Arc<Selection>,
     /// The parts of the graph that masks can leave out, for models with masks.
-    pub masking: Option<Arc<Masking>>,
+    pub(super) masking: Option<Arc<Masking>>,
     /// The buffers that a session writes and reads.
     pub buffers: RunBuffers,
     /// Positions of the context.
@@ -109,9 +109,7 @@ impl Plan {
     pub fn has(&self, kind: ProgramKind) -> bool {
         !self.program(kind).steps.is_empty()
     }
-}
 
-impl Plan {
     /// The same plan under this mask, or under none. A mask that leaves nothing out is the same as none. The layers
     /// of a draft head are never masked.
     ///
@@ -132,9 +130,8 @@ impl Plan {
         if let Some(mask) = mask {
             masking.check(mask)?;
         }
-        let tables: Vec<BufferId> = self.graph.paged.iter().flat_map(|paged| paged.tables.clone()).collect();
         Ok(Plan {
-            selection: Arc::new(masking.selection(mask, &tables)),
+            selection: Arc::new(masking.selection(mask, &self.graph)),
             ..self.clone()
         })
     }

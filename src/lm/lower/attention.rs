@@ -1,12 +1,12 @@
 //! Softmax attention as steps: projections, rotation and cache, blocks and merge (decode) or chunks (prefill), output.
 
-use super::context::{DECODE, LayerPath, Lowering, PREFILL, Phase, Product, Streams, vectors_of};
-use super::masking::{MaskUse, MaskedUnits};
+use super::context::{Half, Lowering, Phase, Streams, vectors_of};
+use super::masking::MaskUse;
 use crate::error::{Result, bail};
 use crate::graph::{Fill, Masked, Stacking, may_follow};
 use crate::lm::masks::{Content, MaskAxis, Shared};
-use crate::model::{Attention, Layer, Linear};
-use crate::op::{self, Bind, BufferId, KV_PAGE, VectorId};
+use crate::model::{Attention, Linear};
+use crate::op::{self, Bind, BufferId, KV_PAGE};
 
 /// Keys and values of one layer.
 #[derive(Clone, Copy)]
@@ -27,14 +27,8 @@ struct Heads {
 
 impl Lowering<'_> {
     /// h += attention(norm(h)).
-    pub fn attention(
-        &mut self,
-        path: LayerPath,
-        layer: &Layer,
-        attention: &Attention,
-        [norm, next_norm]: [VectorId; 2],
-        streams: Streams,
-    ) -> Result<Streams> {
+    pub fn attention(&mut self, half: &Half, attention: &Attention) -> Result<Streams> {
+        let (path, streams) = (half.path, &half.streams);
         let name = |role: &str| format!("{path}.attn.{role}");
         let head_dim = attention.head_dim;
         let head_vectors = (head_dim / 4) as u32;
@@ -57,7 +51,7 @@ impl Lowering<'_> {
             slot_pages,
         };
 
-        self.prefill_norm(&streams, norm, &name("norm"));
+        self.prefill_norm(streams, half.norm, &name("norm"));
         // A mask also leaves out keys and values that no active query head reads.
         let shared = Shared {
             by: attention.heads.checked_div(attention.kv_heads).unwrap_or(0),
@@ -66,31 +60,26 @@ impl Lowering<'_> {
         };
         let per = heads.query_vectors as usize * 4;
         let queries = self.masked_units(path, MaskAxis::Heads, attention.heads, per);
-        let queries = queries.map(|queries| MaskedUnits {
-            shared: Some(shared),
-            ..queries
+        let queries = queries.map(|mut queries| {
+            queries.elements.shared = Some(shared);
+            MaskUse::Rows(queries)
         });
         let siblings: Vec<&Linear> = attention.projections.iter().collect();
-        self.projections(&name("qkv"), &siblings, &streams, queries.map(MaskUse::Rows))?;
+        self.projections(&name("qkv"), &siblings, streams, queries)?;
         self.rope(&name, attention, heads, cache);
 
         let units = self.masked_units(path, MaskAxis::Heads, attention.heads, head_dim);
-        let list = match &units {
-            Some(units) => {
-                let content = Content::Heads {
-                    heads: heads.heads,
-                    kv_heads: heads.kv_heads,
-                };
-                Some(self.mask_list(name("heads.list"), units, content)?)
-            }
-            None => None,
+        let content = Content::Heads {
+            heads: heads.heads,
+            kv_heads: heads.kv_heads,
         };
+        let list = units.map(|units| self.mask_list(name("heads.list"), &units, content));
+        let list = list.transpose()?;
         self.attend(&name, attention, heads, cache, list);
         let x = self.scratch.map(|scratch| scratch.attn);
         let columns = attention.heads * head_dim;
         self.zero_masked(&[Phase::Prefill], &name("heads"), x, units, columns)?;
-        let norms = (layer.attn_post_norm, next_norm);
-        self.residual(&name("o"), &attention.o, x, norms, streams, units.map(MaskUse::Cols))
+        self.residual(&name("o"), &attention.o, x, half, units.map(MaskUse::Cols))
     }
 
     fn rope(&mut self, name: &dyn Fn(&str) -> String, attention: &Attention, heads: Heads, cache: Cache) {
@@ -229,10 +218,7 @@ impl Lowering<'_> {
         let stride = total.div_ceil(4) as u32;
         let bias = self.b.biases(format!("{label}.bias"), siblings);
         let norm = self.decode_norm(streams);
-        let (x, y) = (
-            [DECODE, PREFILL].map(|i| self.scratch[i].x),
-            self.scratch.map(|scratch| scratch.qkv),
-        );
+        let (x, y) = (self.scratch.map(|phase| phase.x), self.scratch.map(|phase| phase.qkv));
         let mut first = 0usize;
         let mut rest = siblings;
         while let [head, ..] = rest {
@@ -245,19 +231,25 @@ impl Lowering<'_> {
                 );
             }
             // With column scales, kernels support at most three stacked tensors.
-            let most = if planes.has_column_scales() { 3 } else { rest.len() };
-            let mut same = 1;
+            let most = if planes.has_column_scales() {
+                rest.len().min(3)
+            } else {
+                rest.len()
+            };
             let mut rows = head.rows;
-            while same < rest.len().min(most) && self.b.planes(rest[same].weight)? == planes && may_follow(planes, rows)
-            {
-                rows += rest[same].rows;
+            let mut same = 1;
+            for next in &rest[1..most] {
+                if self.b.planes(next.weight)? != planes || !may_follow(planes, rows) {
+                    break;
+                }
+                rows += next.rows;
                 same += 1;
             }
             let (stacked, others) = rest.split_at(same);
             let tensors: Vec<_> = stacked.iter().map(|linear| linear.weight).collect();
             let matrix = self.b.matrix(label, &tensors, Stacking::Rows)?;
-            let row0 = first as u32;
-            self.product(label, Product { matrix, bias, row0 }, x, norm, (y, stride), mask)?;
+            let from = self.operand(label, (matrix, first as u32), bias, mask)?;
+            self.product(label, &from, x, norm, (y, stride));
             first += rows;
             rest = others;
         }

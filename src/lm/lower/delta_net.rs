@@ -1,10 +1,10 @@
 //! Gated DeltaNet layers as steps: projections, the recurrence, output.
 
-use super::context::{LayerPath, Lowering, Phase, Streams, vectors_of};
+use super::context::{Half, Lowering, Phase, Streams, vectors_of};
 use crate::error::{Result, bail};
-use crate::graph::{Fill, Piece};
-use crate::model::{DeltaNet, DeltaProjections, Layer, Linear};
-use crate::op::{self, Bind, VectorId};
+use crate::graph::Fill;
+use crate::model::{DeltaNet, DeltaProjections, Linear};
+use crate::op::{self, Bind};
 
 /// Added to the squares of q and k before the root that divides them. Networks are trained with this value.
 const LENGTH_EPS: f32 = 1e-6;
@@ -69,14 +69,8 @@ pub(super) fn projected(net: &DeltaNet) -> usize {
 
 impl Lowering<'_> {
     /// h += delta_net(norm(h)).
-    pub fn delta_net(
-        &mut self,
-        path: LayerPath,
-        layer: &Layer,
-        net: &DeltaNet,
-        [norm, next_norm]: [VectorId; 2],
-        streams: Streams,
-    ) -> Result<Streams> {
+    pub fn delta_net(&mut self, half: &Half, net: &DeltaNet) -> Result<Streams> {
+        let path = half.path;
         let name = |role: &str| format!("{path}.gdn.{role}");
         if net.key_heads == 0 || !net.value_heads.is_multiple_of(net.key_heads) {
             bail!(
@@ -86,18 +80,11 @@ impl Lowering<'_> {
                 net.key_heads
             );
         }
-        self.prefill_norm(&streams, norm, &name("norm"));
-        let stride = self.projections(&name("proj"), &siblings(&net.projections), &streams, None)?;
+        self.prefill_norm(&half.streams, half.norm, &name("norm"));
+        let stride = self.projections(&name("proj"), &siblings(&net.projections), &half.streams, None)?;
         self.recurrence(&name, net, stride)?;
         let x = self.scratch.map(|scratch| scratch.attn);
-        self.residual(
-            &name("out"),
-            &net.o,
-            x,
-            (layer.attn_post_norm, next_norm),
-            streams,
-            None,
-        )
+        self.residual(&name("out"), &net.o, x, half, None)
     }
 
     fn recurrence(&mut self, name: &dyn Fn(&str) -> String, net: &DeltaNet, stride: u32) -> Result<()> {
@@ -111,18 +98,13 @@ impl Lowering<'_> {
         let ring = self.b.buffer(name("ring"), ring_bytes, Fill::Zero)?;
         let state = self.b.buffer(name("state"), state_bytes, Fill::Zero)?;
 
-        let whole = |tensor, len| Piece {
-            tensor: Some(tensor),
-            len,
-        };
-        let conv = vec![whole(net.conv, net.channels() * net.taps)];
-        let conv = self.b.vector(name("conv"), conv, 0.0);
-        let gates = vec![whole(net.a_log, net.value_heads), whole(net.dt_bias, net.value_heads)];
-        let gates = self.b.vector(name("gates"), gates, 0.0);
+        let conv = [(Some(net.conv), net.channels() * net.taps)];
+        let conv = self.b.vector(name("conv"), &conv, 0.0);
+        let gates = [net.a_log, net.dt_bias].map(|tensor| (Some(tensor), net.value_heads));
+        let gates = self.b.vector(name("gates"), &gates, 0.0);
         // This norm multiplies by its weight, also in networks whose other norms multiply by 1 + weight.
-        let norm = self
-            .b
-            .vector(name("out_norm"), vec![whole(net.norm, net.value_dim)], 0.0);
+        let norm = [(Some(net.norm), net.value_dim)];
+        let norm = self.b.vector(name("out_norm"), &norm, 0.0);
         let layout = Layout::of(net);
         let vectors = |elements: usize| (elements / 4) as u32;
         let params = op::delta_net::Params {
