@@ -58,15 +58,15 @@ impl Axis {
         Axis {
             per,
             limit: units * per,
-            ..Axis::whole(units * per)
+            ..Axis::whole((units * per) as u32)
         }
     }
 
     /// Elements that no mask leaves out.
-    pub fn whole(len: usize) -> Axis {
+    pub fn whole(len: u32) -> Axis {
         Axis {
             first: 0,
-            len,
+            len: len as usize,
             per: 1,
             limit: 0,
             shared: None,
@@ -98,19 +98,9 @@ pub enum Content {
     /// A list of outputs, as the masked `matvec_glu` reads it.
     Outputs(Axis),
     /// A list of blocks of rows and of groups of columns, as the masked matvec and matmul operators read it.
-    Listed {
-        /// Rows of the segment.
-        rows: Axis,
-        /// Columns.
-        cols: Axis,
-    },
+    Listed([Axis; 2]),
     /// A list of query heads, as the masked attention operators read it.
-    Heads {
-        /// Query heads.
-        heads: u32,
-        /// Key-value heads.
-        kv_heads: u32,
-    },
+    Heads { heads: usize, kv_heads: usize },
     /// Bits, as `zero_masked` reads them.
     Bits(Axis),
     /// The biases of the logits of this number of experts.
@@ -132,11 +122,11 @@ impl Content {
     pub fn words(&self, active: &dyn Fn(usize) -> bool) -> Vec<u32> {
         match self {
             Content::Outputs(axis) => outputs_list(axis.len, &|output| axis.is_active(output, active)),
-            Content::Listed { rows, cols } => blocks_list(
+            Content::Listed([rows, cols]) => blocks_list(
                 (rows.len.div_ceil(4), &|block| rows.has_active(4, block, active)),
                 (cols.len.div_ceil(32), &|group| cols.has_active(32, group, active)),
             ),
-            Content::Heads { heads, kv_heads } => heads_list(*heads as usize, *kv_heads as usize, active),
+            Content::Heads { heads, kv_heads } => heads_list(*heads, *kv_heads, active),
             Content::Bits(axis) => {
                 let mut words = vec![0; axis.len.div_ceil(32)];
                 for i in (0..axis.len).filter(|&i| axis.is_active(i, active)) {
@@ -161,18 +151,14 @@ impl Content {
 pub struct Target {
     /// The layer invocation, which is the row of the mask.
     pub invocation: usize,
-    /// The kind of unit.
     pub axis: MaskAxis,
-    /// The buffer.
     pub buffer: BufferId,
-    /// Its contents.
     pub content: Content,
 }
 
 /// One application of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invocation {
-    /// The layer.
     pub layer: usize,
     /// Its units of each [`MaskAxis`]; `None` if kernels cannot leave them out.
     pub units: [Option<usize>; 3],

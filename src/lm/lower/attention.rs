@@ -8,21 +8,17 @@ use crate::lm::masks::{Content, MaskAxis, Shared};
 use crate::model::{Attention, Linear};
 use crate::op::{self, Bind, BufferId, KV_PAGE};
 
-/// Keys and values of one layer.
-#[derive(Clone, Copy)]
-struct Cache {
-    k: BufferId,
-    v: BufferId,
-    slot_pages: u32,
-}
-
-/// Sizes of the heads of one layer, in the units of kernel parameters.
+/// Heads and caches of one layer, in the units of kernel parameters.
 #[derive(Clone, Copy)]
 struct Heads {
     heads: u32,
     kv_heads: u32,
     head_vectors: u32,
     query_vectors: u32,
+    /// The caches of keys and values.
+    k: BufferId,
+    v: BufferId,
+    slot_pages: u32,
 }
 
 impl Lowering<'_> {
@@ -31,21 +27,15 @@ impl Lowering<'_> {
         let (path, streams) = (half.path, &half.streams);
         let name = |role: &str| format!("{path}.attn.{role}");
         let head_dim = attention.head_dim;
-        let head_vectors = (head_dim / 4) as u32;
-        let heads = Heads {
-            heads: attention.heads as u32,
-            kv_heads: attention.kv_heads as u32,
-            head_vectors,
-            query_vectors: if attention.gated {
-                2 * head_vectors
-            } else {
-                head_vectors
-            },
-        };
         let slot_pages = self.b.options.ctx.div_ceil(KV_PAGE);
         let elements = u64::from(slot_pages) * u64::from(KV_PAGE) * (attention.kv_heads * head_dim) as u64;
         let bytes = elements * self.b.options.kv.bytes();
-        let cache = Cache {
+        let query_elements = if attention.gated { 2 * head_dim } else { head_dim };
+        let heads = Heads {
+            heads: attention.heads as u32,
+            kv_heads: attention.kv_heads as u32,
+            head_vectors: (head_dim / 4) as u32,
+            query_vectors: (query_elements / 4) as u32,
             k: self.b.buffer(name("k_cache"), bytes, Fill::Zero)?,
             v: self.b.buffer(name("v_cache"), bytes, Fill::Zero)?,
             slot_pages,
@@ -58,31 +48,30 @@ impl Lowering<'_> {
             per: head_dim,
             count: attention.kv_heads,
         };
-        let per = heads.query_vectors as usize * 4;
-        let queries = self.masked_units(path, MaskAxis::Heads, attention.heads, per);
+        let queries = self.masked_units(path, MaskAxis::Heads, attention.heads, query_elements);
         let queries = queries.map(|mut queries| {
             queries.elements.shared = Some(shared);
             MaskUse::Rows(queries)
         });
         let siblings: Vec<&Linear> = attention.projections.iter().collect();
         self.projections(&name("qkv"), &siblings, streams, queries)?;
-        self.rope(&name, attention, heads, cache);
+        self.rope(&name, attention, heads);
 
         let units = self.masked_units(path, MaskAxis::Heads, attention.heads, head_dim);
         let content = Content::Heads {
-            heads: heads.heads,
-            kv_heads: heads.kv_heads,
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
         };
         let list = units.map(|units| self.mask_list(name("heads.list"), &units, content));
         let list = list.transpose()?;
-        self.attend(&name, attention, heads, cache, list);
+        self.attend(&name, attention, heads, list);
         let x = self.scratch.map(|scratch| scratch.attn);
         let columns = attention.heads * head_dim;
         self.zero_masked(&[Phase::Prefill], &name("heads"), x, units, columns)?;
         self.residual(&name("o"), &attention.o, x, half, units.map(MaskUse::Cols))
     }
 
-    fn rope(&mut self, name: &dyn Fn(&str) -> String, attention: &Attention, heads: Heads, cache: Cache) {
+    fn rope(&mut self, name: &dyn Fn(&str) -> String, attention: &Attention, heads: Heads) {
         let norms = match [attention.q_norm, attention.k_norm] {
             [Some(q), Some(k)] => Some([self.norm_weight(name("q_norm"), q), self.norm_weight(name("k_norm"), k)]),
             _ => None,
@@ -92,7 +81,7 @@ impl Lowering<'_> {
             kv_heads: heads.kv_heads,
             head_vectors: heads.head_vectors,
             rot_vectors: (self.model.ropes[attention.rope].inv_freq.len() / 4) as u32,
-            slot_pages: cache.slot_pages,
+            slot_pages: heads.slot_pages,
             positions: self.b.options.ctx,
             eps: self.model.eps,
             qk_norm: match (&norms, attention.norm_after_rope) {
@@ -112,8 +101,8 @@ impl Lowering<'_> {
                 q_norm: Bind::Vector(q_norm),
                 k_norm: Bind::Vector(k_norm),
                 qkv: Bind::Buffer(scratch.qkv),
-                k_cache: Bind::Buffer(cache.k),
-                v_cache: Bind::Buffer(cache.v),
+                k_cache: Bind::Buffer(heads.k),
+                v_cache: Bind::Buffer(heads.v),
                 pages: Bind::Buffer(self.buffers.pages),
             };
             self.emit(phase, &name("rope"), params, bindings);
@@ -126,7 +115,6 @@ impl Lowering<'_> {
         name: &dyn Fn(&str) -> String,
         attention: &Attention,
         heads: Heads,
-        cache: Cache,
         masked: Option<Masked>,
     ) {
         let Heads {
@@ -134,8 +122,10 @@ impl Lowering<'_> {
             kv_heads,
             head_vectors,
             query_vectors,
+            k,
+            v,
+            slot_pages,
         } = heads;
-        let slot_pages = cache.slot_pages;
         let (scale, softcap) = (attention.scale, attention.softcap);
         let window = attention.window.unwrap_or(0) as u32;
         let y_stride = vectors_of(attention.heads * attention.head_dim);
@@ -156,8 +146,8 @@ impl Lowering<'_> {
         let bindings = op::attn_block::Bindings {
             batch: Bind::Buffer(decode.batch),
             qkv: Bind::Buffer(decode.qkv),
-            k_cache: Bind::Buffer(cache.k),
-            v_cache: Bind::Buffer(cache.v),
+            k_cache: Bind::Buffer(k),
+            v_cache: Bind::Buffer(v),
             pages,
             list,
             partial: Bind::Buffer(decode.partial),
@@ -196,8 +186,8 @@ impl Lowering<'_> {
         let bindings = op::attn_chunk::Bindings {
             batch: Bind::Buffer(prefill.batch),
             qkv: Bind::Buffer(prefill.qkv),
-            k_cache: Bind::Buffer(cache.k),
-            v_cache: Bind::Buffer(cache.v),
+            k_cache: Bind::Buffer(k),
+            v_cache: Bind::Buffer(v),
             pages,
             list,
             y: Bind::Buffer(prefill.attn),

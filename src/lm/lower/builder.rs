@@ -1,6 +1,6 @@
 //! Builds the lists of buffers, matrices and vectors of a graph.
 
-use super::options::LowerOptions;
+use super::LowerOptions;
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::graph::{self, Buffer, Fill, Matrix, Measured, Paged, Piece, Routed, Stacking, Vector};

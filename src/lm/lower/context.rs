@@ -1,7 +1,6 @@
 //! The state of a lowering, which emits the steps of decode and prefill side by side.
 
 use super::builder::Builder;
-use crate::error::Result;
 use crate::graph::{Condition, Masked, Segment, Step, SwitchId};
 use crate::lm::masks::Masking;
 use crate::lm::plan::RunBuffers;
@@ -224,12 +223,7 @@ impl Lowering<'_> {
     }
 
     /// Emits steps that run only if a switch is in this position.
-    pub fn under<T>(
-        &mut self,
-        switch: Option<SwitchId>,
-        on: bool,
-        emit: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
+    pub fn under<T>(&mut self, switch: Option<SwitchId>, on: bool, emit: impl FnOnce(&mut Self) -> T) -> T {
         self.conditions.extend(switch.map(|switch| Condition { switch, on }));
         let result = emit(self);
         if switch.is_some() {

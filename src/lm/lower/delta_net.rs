@@ -9,46 +9,36 @@ use crate::op::{self, Bind};
 /// Added to the squares of q and k before the root that divides them. Networks are trained with this value.
 const LENGTH_EPS: f32 = 1e-6;
 
-/// Offsets of the projections of one token, in elements. Strides are distances from one key head to the next.
-struct Layout {
-    key_stride: usize,
-    k_at: usize,
-    v_at: usize,
-    z_at: usize,
-    value_stride: usize,
-    b_at: usize,
-    a_at: usize,
-    gate_stride: usize,
-}
-
-impl Layout {
-    fn of(net: &DeltaNet) -> Layout {
-        let group = net.value_heads / net.key_heads;
-        let (keys, values) = (net.key_heads * net.key_dim, net.value_heads * net.value_dim);
-        match net.projections {
-            DeltaProjections::Split { .. } => Layout {
-                key_stride: net.key_dim,
-                k_at: keys,
-                v_at: 2 * keys,
-                z_at: net.channels(),
-                value_stride: group * net.value_dim,
-                b_at: net.channels() + values,
-                a_at: net.channels() + values + net.value_heads,
-                gate_stride: group,
-            },
-            DeltaProjections::Fused { .. } => {
-                let stride = 2 * net.key_dim + 2 * group * net.value_dim;
-                let gates = net.key_heads * stride;
-                Layout {
-                    key_stride: stride,
-                    k_at: net.key_dim,
-                    v_at: 2 * net.key_dim,
-                    z_at: 2 * net.key_dim + group * net.value_dim,
-                    value_stride: stride,
-                    b_at: gates,
-                    a_at: gates + group,
-                    gate_stride: 2 * group,
-                }
+/// The parameters that locate the projections of one token.
+fn locations(net: &DeltaNet) -> op::delta_net::Params {
+    let group = net.value_heads / net.key_heads;
+    let (keys, values) = (net.key_heads * net.key_dim, net.value_heads * net.value_dim);
+    let vectors = |elements: usize| (elements / 4) as u32;
+    match net.projections {
+        DeltaProjections::Split { .. } => op::delta_net::Params {
+            key_stride: vectors(net.key_dim),
+            k_at: vectors(keys),
+            v_at: vectors(2 * keys),
+            z_at: vectors(net.channels()),
+            value_stride: vectors(group * net.value_dim),
+            b_at: (net.channels() + values) as u32,
+            a_at: (net.channels() + values + net.value_heads) as u32,
+            gate_stride: group as u32,
+            ..op::delta_net::Params::default()
+        },
+        DeltaProjections::Fused { .. } => {
+            let stride = 2 * net.key_dim + 2 * group * net.value_dim;
+            let gates = net.key_heads * stride;
+            op::delta_net::Params {
+                key_stride: vectors(stride),
+                k_at: vectors(net.key_dim),
+                v_at: vectors(2 * net.key_dim),
+                z_at: vectors(2 * net.key_dim + group * net.value_dim),
+                value_stride: vectors(stride),
+                b_at: gates as u32,
+                a_at: (gates + group) as u32,
+                gate_stride: 2 * group as u32,
+                ..op::delta_net::Params::default()
             }
         }
     }
@@ -105,29 +95,20 @@ impl Lowering<'_> {
         // This norm multiplies by its weight, also in networks whose other norms multiply by 1 + weight.
         let norm = [(Some(net.norm), net.value_dim)];
         let norm = self.b.vector(name("out_norm"), &norm, 0.0);
-        let layout = Layout::of(net);
-        let vectors = |elements: usize| (elements / 4) as u32;
         let params = op::delta_net::Params {
             value_heads: net.value_heads as u32,
             heads_per_key: (net.value_heads / net.key_heads) as u32,
-            key_vectors: vectors(net.key_dim),
-            value_vectors: vectors(net.value_dim),
+            key_vectors: (net.key_dim / 4) as u32,
+            value_vectors: (net.value_dim / 4) as u32,
             taps: net.taps as u32,
             ring: net.taps as u32 + states,
             states,
             stride,
-            key_stride: vectors(layout.key_stride),
-            k_at: vectors(layout.k_at),
-            v_at: vectors(layout.v_at),
-            z_at: vectors(layout.z_at),
-            value_stride: vectors(layout.value_stride),
-            b_at: layout.b_at as u32,
-            a_at: layout.a_at as u32,
-            gate_stride: layout.gate_stride as u32,
             q_scale: (1.0 / (net.key_dim as f64).sqrt()) as f32,
             length_eps: LENGTH_EPS,
             eps: self.model.eps,
             y_stride: vectors_of(net.value_heads * net.value_dim),
+            ..locations(net)
         };
         for phase in Phase::BOTH {
             let scratch = self.scratch[phase as usize];

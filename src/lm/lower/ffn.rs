@@ -70,10 +70,7 @@ impl Lowering<'_> {
             if let Some(units) = &neurons {
                 let axis = units.part(segment.row0, outputs);
                 by_output = Some(self.mask_list(format!("{label}.{i}.list"), units, Content::Outputs(axis))?);
-                let content = Content::Listed {
-                    rows: axis,
-                    cols: Axis::whole(segment.groups as usize * 32),
-                };
+                let content = Content::Listed([axis, Axis::whole(segment.groups * 32)]);
                 segment.masked = Some(self.mask_list(format!("{label}.{i}.chunk.list"), units, content)?);
             }
             let params = op::matvec_glu::Params {

@@ -93,22 +93,13 @@ impl Lowering<'_> {
         let mut segments = self.segments(matrix);
         for (i, segment) in segments.iter_mut().enumerate() {
             segment.row0 += row0;
-            let (mut rows, mut cols) = [segment.rows, segment.groups * 32]
-                .map(|len| Axis::whole(len as usize))
-                .into();
-            let units = match mask {
-                None => break,
-                Some(MaskUse::Rows(units)) => {
-                    rows = units.part(segment.row0, segment.rows);
-                    units
-                }
-                Some(MaskUse::Cols(units)) => {
-                    cols = units.part(0, segment.groups * 32);
-                    units
-                }
+            let cols = segment.groups * 32;
+            let (units, axes) = match mask {
+                None => continue,
+                Some(MaskUse::Rows(units)) => (units, [units.part(segment.row0, segment.rows), Axis::whole(cols)]),
+                Some(MaskUse::Cols(units)) => (units, [Axis::whole(segment.rows), units.part(0, cols)]),
             };
-            let content = Content::Listed { rows, cols };
-            segment.masked = Some(self.mask_list(format!("{label}.{i}.list"), &units, content)?);
+            segment.masked = Some(self.mask_list(format!("{label}.{i}.list"), &units, Content::Listed(axes))?);
         }
         Ok(Product { segments, bias })
     }
@@ -134,7 +125,7 @@ impl Lowering<'_> {
                 let [batch, bits, y] = buffers.map(Bind::Buffer);
                 lowering.emit(phase, label, params, op::zero_masked::Bindings { batch, bits, y });
             }
-            Ok(())
-        })
+        });
+        Ok(())
     }
 }

@@ -12,21 +12,51 @@ mod linear;
 mod masking;
 mod moe;
 mod moe_steps;
-mod options;
-
-pub use options::{ExpertOptions, LowerOptions};
 
 use super::masks::{Invocation, Masking};
 use super::plan::{Plan, ProgramKind, RunBuffers};
 use crate::error::{Result, bail};
 use crate::graph::{Fill, Graph, Measured, Program, Selection, Stacking, Step};
-use crate::model::{FeedForward, Layer, Mixer, Model};
-use crate::op::{BufferId, KV_PAGE, MAX_WIDTH, MatrixId, SlotState, VectorId, batch_len};
+use crate::model::{FeedForward, HeadInput, Layer, Mixer, Model};
+use crate::op::{BufferId, KV_PAGE, Kv, MAX_WIDTH, MatrixId, SlotState, VectorId, batch_len};
 use crate::sampling;
 use crate::source::{Mask, Tensors};
 use builder::Builder;
 use context::{DECODE, Ends, Half, LayerPath, Lowering, PREFILL, Phase, Scratch, Stream, Streams};
 use std::sync::Arc;
+
+/// Options of a lowering, which device and caller decide.
+#[derive(Clone, Copy, Debug)]
+pub struct LowerOptions {
+    /// Positions of the context.
+    pub ctx: u32,
+    /// Tokens of a prefill chunk, a multiple of 8.
+    pub chunk: u32,
+    /// Element type of the key-value cache.
+    pub kv: Kv,
+    /// Largest storage binding, in bytes. Larger weights are cut into segments.
+    pub max_binding: u64,
+    /// Whether to include the program that computes the logits of every prompt token.
+    pub all_logits: bool,
+    /// Largest number of drafts in a speculative step, at most 7; 0 = no speculation. The model's draft head makes
+    /// the drafts, or the caller if the model has no draft head. Recurrent layers keep one state more than this
+    /// number.
+    pub drafts: u32,
+    /// The hidden state that the draft head reads, if the file does not tell.
+    pub draft_input: HeadInput,
+    /// How mixtures of experts are lowered.
+    pub experts: ExpertOptions,
+}
+
+/// How mixtures of experts are lowered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertOptions {
+    /// Whether to count how often each expert is chosen, see [`Graph::routed`].
+    pub counted: bool,
+    /// Slots of each bank: the experts that it holds at a time, at least as many as a token takes. `None` = all
+    /// experts. See [`Graph::paged`].
+    pub slots: Option<usize>,
+}
 
 /// Lowers the network, and selects no mask. `measured` keeps sizes of rows between lowerings of the same tensors.
 ///
@@ -250,10 +280,8 @@ impl Lowering<'_> {
         let off = self.layer_switch(path);
         let streams = self.under(off, false, |lowering| lowering.layer(path, layer, norms, streams))?;
         if off.is_some() {
-            self.under(off, true, |lowering| {
-                lowering.prepare(&streams, norms[1], &format!("{path}.off"));
-                Ok(())
-            })?;
+            let label = format!("{path}.off");
+            self.under(off, true, |lowering| lowering.prepare(&streams, norms[1], &label));
         }
         self.tap(&streams);
         Ok(streams)
