@@ -71,7 +71,7 @@ pub struct Plan {
     /// The steps that run under the current mask.
     pub selection: Arc<Selection>,
     /// The parts of the graph that masks can leave out, for models with masks.
-    pub(super) masking: Option<Arc<Masking>>,
+    pub masking: Option<Arc<Masking>>,
     /// The buffers that a session writes and reads.
     pub buffers: RunBuffers,
     /// Positions of the context.

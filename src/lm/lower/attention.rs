@@ -110,13 +110,7 @@ impl Lowering<'_> {
     }
 
     /// Attention in blocks and their merge for decoding, in chunks for prefill.
-    fn attend(
-        &mut self,
-        name: &dyn Fn(&str) -> String,
-        attention: &Attention,
-        heads: Heads,
-        masked: Option<Masked>,
-    ) {
+    fn attend(&mut self, name: &dyn Fn(&str) -> String, attention: &Attention, heads: Heads, masked: Option<Masked>) {
         let Heads {
             heads,
             kv_heads,

@@ -8,36 +8,17 @@
 use super::builder::Builder;
 use crate::dtype::planes::{Amount, Geometry, Planes};
 use crate::error::{Result, bail};
-use crate::graph::{ExpertSlices, Matrix, Slice, Stack};
+use crate::graph::{ExpertSlices, Slice, Stack};
 use crate::model::{Ffn, GateUp, Moe};
 use crate::op::{ABSENT, MatrixId};
 
-/// Gate and up projections as matrices, or their indices.
+/// Gate and up projections.
 #[derive(Clone, Copy)]
-pub(super) enum Projections<M> {
+pub(super) enum Projections {
     /// One matrix for both, which have the same layout.
-    Fused(M),
+    Fused(MatrixId),
     /// One matrix each, because the layouts differ.
-    Unfused([M; 2]),
-}
-
-impl<M> Projections<M> {
-    pub fn map<N>(self, mut f: impl FnMut(M) -> N) -> Projections<N> {
-        match self {
-            Projections::Fused(matrix) => Projections::Fused(f(matrix)),
-            Projections::Unfused(both) => Projections::Unfused(both.map(f)),
-        }
-    }
-}
-
-impl Projections<MatrixId> {
-    /// The matrices of the gate and of the up projections.
-    pub fn each(self) -> [MatrixId; 2] {
-        match self {
-            Projections::Fused(matrix) => [matrix; 2],
-            Projections::Unfused(both) => both,
-        }
-    }
+    Unfused([MatrixId; 2]),
 }
 
 /// Experts with the same layouts.
@@ -48,18 +29,16 @@ pub(super) struct Bank {
     pub placed: usize,
     /// For a paged bank, all experts that it can hold.
     pub members: Vec<ExpertSlices>,
-    /// Gate and up projections.
-    pub gate_up: Projections<Matrix>,
+    pub gate_up: Projections,
     /// Whether `gate_up` begins with the rows of the shared expert. Then it has one segment.
     pub has_shared: bool,
-    /// Down projections.
-    pub down: Matrix,
+    pub down: MatrixId,
 }
 
 /// The experts of a layer, and the gate and up projections of the shared expert if no bank has them.
 pub(super) struct Banks {
     pub banks: Vec<Bank>,
-    pub shared: Option<Projections<Matrix>>,
+    pub shared: Option<Projections>,
 }
 
 /// The number of banks of a layer.
@@ -96,15 +75,11 @@ fn slices_of(ffn: &Ffn, hidden: usize) -> [Slice; 3] {
     [(gate.0, gate.1, rows), (up.0, up.1, rows), down].map(|(tensor, first, rows)| Slice { tensor, first, rows })
 }
 
-/// Arranges the experts of a layer in banks. Errors: `UnsupportedTensorType`, and `OutOfMemory` if 8 rows of all
+/// Arranges the experts of a layer in banks, and adds their matrices to the graph. Errors: `UnsupportedTensorType`, and `OutOfMemory` if 8 rows of all
 /// experts do not fit into a binding.
-pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Result<Banks> {
-    let limit = b.options.max_binding;
+pub(super) fn banks(b: &mut Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Result<Banks> {
     let hidden = moe.router.cols;
     let width = moe.experts.first().map_or(0, |expert| expert.down.cols);
-    let matrix = |label: String, of: (Planes, usize), stack: Stack| {
-        Matrix::sliced(label, of, stack, (b.tensors, b.measured), limit)
-    };
     let mut shared = None;
     if let Some(ffn) = &moe.shared {
         let [gate, up, _] = slices_of(ffn, hidden);
@@ -144,19 +119,20 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
                 && (!is_paged || may_begin_behind((gate_planes, hidden), &first.map(|slice| slice.rows)))
             {
                 let with_shared = Stack { first, ..stack };
-                if with_shared.is_one_segment((gate_planes, hidden), (b.tensors, b.measured), limit)? {
+                let context = (b.tensors, b.measured);
+                if with_shared.is_one_segment((gate_planes, hidden), context, b.options.max_binding)? {
                     stack = with_shared;
                     has_shared = true;
                 }
             }
-            Projections::Fused(matrix(label("gate_up"), (gate_planes, hidden), stack)?)
+            Projections::Fused(b.sliced(label("gate_up"), (gate_planes, hidden), stack)?)
         } else {
             Projections::Unfused([
-                matrix(label("gate"), (gate_planes, hidden), Stack::of(&gates))?,
-                matrix(label("up"), (up_planes, hidden), Stack::of(&ups))?,
+                b.sliced(label("gate"), (gate_planes, hidden), Stack::of(&gates))?,
+                b.sliced(label("up"), (up_planes, hidden), Stack::of(&ups))?,
             ])
         };
-        let down = matrix(label("down"), (down_planes, width), Stack::of(&downs))?;
+        let down = b.sliced(label("down"), (down_planes, width), Stack::of(&downs))?;
         if has_shared {
             shared = None;
         }
@@ -178,14 +154,14 @@ pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Re
         None => None,
         Some(([planes, other], both)) if planes == other => {
             let stack = [both.to_vec(), Vec::new()];
-            let both = matrix(name("shared.gate_up"), (planes, hidden), Stack::of(&stack))?;
+            let both = b.sliced(name("shared.gate_up"), (planes, hidden), Stack::of(&stack))?;
             Some(Projections::Fused(both))
         }
         Some((planes, both)) => {
             let [gate, up] = both.map(|slice| [vec![slice], Vec::new()]);
             Some(Projections::Unfused([
-                matrix(name("shared.gate"), (planes[0], hidden), Stack::of(&gate))?,
-                matrix(name("shared.up"), (planes[1], hidden), Stack::of(&up))?,
+                b.sliced(name("shared.gate"), (planes[0], hidden), Stack::of(&gate))?,
+                b.sliced(name("shared.up"), (planes[1], hidden), Stack::of(&up))?,
             ]))
         }
     };

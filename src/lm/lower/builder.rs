@@ -3,7 +3,7 @@
 use super::LowerOptions;
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
-use crate::graph::{self, Buffer, Fill, Matrix, Measured, Paged, Piece, Routed, Stacking, Vector};
+use crate::graph::{self, Buffer, Fill, Matrix, Measured, Paged, Piece, Routed, Stack, Stacking, Vector};
 use crate::model::{Ffn, GateUp, Linear};
 use crate::op::{Bind, BufferId, MatrixId, VectorId};
 use crate::source::{TensorId, Tensors};
@@ -86,8 +86,15 @@ impl Builder<'_> {
         Ok(self.add_matrix(matrix))
     }
 
+    /// A matrix of the slices of a stack, with this layout and number of columns.
+    pub fn sliced(&mut self, label: String, of: (Planes, usize), stack: Stack) -> Result<MatrixId> {
+        let limit = self.options.max_binding;
+        let matrix = Matrix::sliced(label, of, stack, (self.tensors, self.measured), limit)?;
+        Ok(self.add_matrix(matrix))
+    }
+
     /// Adds a matrix, or returns an equal one that exists.
-    pub fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
+    fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
         let mut known = self.matrices.iter();
         if let Some(known) = known.position(|known| known.is_same(&matrix)) {
             return known;

@@ -20,7 +20,7 @@ impl Phase {
     pub const BOTH: [Phase; 2] = [Phase::Decode, Phase::Prefill];
 }
 
-/// Index of each phase in pairs such as [`Streams`].
+/// Index of each phase in pairs such as [`Streams::h`].
 pub(super) const DECODE: usize = Phase::Decode as usize;
 pub(super) const PREFILL: usize = Phase::Prefill as usize;
 
@@ -43,25 +43,16 @@ pub(super) struct Scratch {
     pub partial: BufferId,
 }
 
-/// The buffers of the residual stream of a phase between two steps.
+/// The residual stream between two steps: its buffers in both phases.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stream {
-    pub h: BufferId,
-    /// A second buffer of the same size, for results that are normalised before they are added.
-    pub other: BufferId,
+pub(super) struct Streams {
+    pub h: [BufferId; 2],
+    /// Other buffers of the same size, for results that are normalised before they are added.
+    pub other: [BufferId; 2],
     /// Whether `x` holds the normalised stream. If not, in decode `x` and `squares` hold the first half of the norm,
     /// and in prefill `x` is not set.
     pub normed: bool,
 }
-
-impl Stream {
-    pub fn with_normed(self, normed: bool) -> Stream {
-        Stream { normed, ..self }
-    }
-}
-
-/// The streams of decode and prefill.
-pub(super) type Streams = [Stream; 2];
 
 /// How a decoding product computes the norm of its input.
 #[derive(Clone, Copy)]
@@ -189,7 +180,7 @@ impl Lowering<'_> {
     pub fn tap(&mut self, streams: &Streams) {
         for phase in Phase::BOTH {
             let at = self.steps[phase as usize].len();
-            self.taps[phase as usize].push((at, streams[phase as usize].h));
+            self.taps[phase as usize].push((at, streams.h[phase as usize]));
         }
     }
 
@@ -282,7 +273,7 @@ impl Lowering<'_> {
 
     /// How a decoding product computes the norm of the stream in `x`.
     pub fn decode_norm(&self, streams: &Streams) -> DecodeNorm {
-        match streams[DECODE].normed {
+        match streams.normed {
             true => DecodeNorm::NONE,
             false => self.stream_norm(),
         }

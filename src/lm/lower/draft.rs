@@ -7,9 +7,7 @@
 //! overwritten.
 
 use super::context::vectors_of;
-use super::context::{
-    DECODE, DecodeNorm, Ends, LayerPath, Lowering, PREFILL, Phase, Product, Scratch, Stream, Streams,
-};
+use super::context::{DECODE, DecodeNorm, Ends, LayerPath, Lowering, PREFILL, Phase, Product, Scratch, Streams};
 use crate::error::{Result, bail};
 use crate::graph::{Stacking, Step};
 use crate::model::{HeadInput, Mixer, Mtp};
@@ -67,11 +65,11 @@ impl Lowering<'_> {
         ];
         Ok(Head {
             pair,
-            own: Phase::BOTH.map(|phase| Stream {
-                h: own[phase as usize],
-                other: ends.streams[phase as usize].other,
+            own: Streams {
+                h: own,
+                other: ends.streams.other,
                 normed: false,
-            }),
+            },
             last,
             enorm: self.norm_weight("draft.enorm", mtp.enorm),
             hnorm: self.norm_weight("draft.hnorm", mtp.hnorm),
@@ -96,14 +94,14 @@ impl Lowering<'_> {
         let mut steps = self.take(Phase::Decode);
 
         // Run the positions that were decoded since the last step, and draft from the last of them.
-        self.draft_input(head, ends, Phase::Decode, (ends.streams[DECODE].h, ends.final_norm));
+        self.draft_input(head, ends, Phase::Decode, (ends.streams.h[DECODE], ends.final_norm));
         steps.extend(wide(self.take(Phase::Decode)));
         steps.extend(wide(block.clone()));
-        self.last_token(after[DECODE].h, head.last, batch);
+        self.last_token(after.h[DECODE], head.last, batch);
         self.pre_norm(head.last, head.norm);
         self.draft_token(ends, self.stream_norm(), 1);
         for number in 2..=depth {
-            let y = if number == 2 { head.last } else { after[DECODE].h };
+            let y = if number == 2 { head.last } else { after.h[DECODE] };
             self.draft_input(head, ends, Phase::Decode, (y, head.norm));
             steps.extend(self.take(Phase::Decode));
             steps.extend(block.iter().cloned());
@@ -111,7 +109,7 @@ impl Lowering<'_> {
         }
         steps.extend(self.take(Phase::Decode));
 
-        self.draft_input(head, ends, Phase::Prefill, (ends.streams[PREFILL].h, ends.final_norm));
+        self.draft_input(head, ends, Phase::Prefill, (ends.streams.h[PREFILL], ends.final_norm));
         let mut prefill = self.take(Phase::Prefill);
         prefill.extend(block_prefill);
         Ok([steps, prefill])
@@ -126,7 +124,7 @@ impl Lowering<'_> {
             norms.push(self.norm_weight(format!("layer.{:02}.attn.norm", first + i), layer.attn_norm));
         }
         norms.push(head.norm);
-        self.pre_norm(head.own[DECODE].h, norms[0]);
+        self.pre_norm(head.own.h[DECODE], norms[0]);
         let mut streams = head.own;
         for (i, layer) in mtp.layers.iter().enumerate() {
             if let Mixer::DeltaNet(_) = layer.mixer {
@@ -156,7 +154,7 @@ impl Lowering<'_> {
         }
         self.norm_into(phase, source, head.hnorm, (pair, 2 * vectors, vectors), "draft.hnorm");
         // The embedding may overwrite the hidden state, which is no longer needed.
-        let h = head.own[phase as usize].h;
+        let h = head.own.h[phase as usize];
         self.embed(phase, ends.embed, h);
         self.norm_into(phase, h, head.enorm, (pair, 2 * vectors, 0), "draft.enorm");
         let (label, from, y) = ("draft.eh_proj", &head.eh_proj, (h, vectors));

@@ -1,6 +1,6 @@
 //! Steps that all layers use: embedding, norms, products with weights, and the head.
 
-use super::context::{DECODE, DecodeNorm, Ends, Half, Lowering, PREFILL, Phase, Product, Stream, Streams, vectors_of};
+use super::context::{DECODE, DecodeNorm, Ends, Half, Lowering, PREFILL, Phase, Product, Streams, vectors_of};
 use super::masking::MaskUse;
 use crate::error::Result;
 use crate::graph::Stacking;
@@ -48,8 +48,8 @@ impl Lowering<'_> {
 
     /// Normalises the stream of prefill, unless the last step that added to it did.
     pub fn prefill_norm(&mut self, streams: &Streams, norm: VectorId, label: &str) {
-        if !streams[PREFILL].normed {
-            self.norm_to_x(Phase::Prefill, streams[PREFILL].h, norm, label);
+        if !streams.normed {
+            self.norm_to_x(Phase::Prefill, streams.h[PREFILL], norm, label);
         }
     }
 
@@ -84,27 +84,24 @@ impl Lowering<'_> {
     /// Normalises the streams into their other buffers, and swaps the buffers.
     pub fn norm_swapped(&mut self, streams: &Streams, norm: VectorId, label: &str) -> Streams {
         for phase in Phase::BOTH {
-            let stream = streams[phase as usize];
-            let to = (stream.other, vectors_of(self.model.hidden), 0);
-            self.norm_into(phase, stream.h, norm, to, label);
+            let to = (streams.other[phase as usize], vectors_of(self.model.hidden), 0);
+            self.norm_into(phase, streams.h[phase as usize], norm, to, label);
         }
         // A step cannot read and write one buffer, so the stream moves to the other one.
-        streams.map(|stream| Stream {
-            h: stream.other,
-            other: stream.h,
+        Streams {
+            h: streams.other,
+            other: streams.h,
             normed: false,
-        })
+        }
     }
 
     /// Prepares the stream for `norm` as the last step of a layer does. For layers that are left out.
     pub fn prepare(&mut self, streams: &Streams, norm: VectorId, label: &str) {
-        for phase in Phase::BOTH {
-            let stream = streams[phase as usize];
-            match (phase, stream.normed) {
-                (_, true) => self.norm_to_x(phase, stream.h, norm, label),
-                (Phase::Decode, false) => self.pre_norm(stream.h, norm),
-                (Phase::Prefill, false) => {}
-            }
+        match streams.normed {
+            true => Phase::BOTH
+                .iter()
+                .for_each(|&phase| self.norm_to_x(phase, streams.h[phase as usize], norm, label)),
+            false => self.pre_norm(streams.h[DECODE], norm),
         }
     }
 
@@ -200,10 +197,11 @@ impl Lowering<'_> {
         let Some(post_norm) = half.post_norm else {
             self.matvec_add(label, &from, x[DECODE], half.next_norm, &streams);
             self.matmul_add(label, &from, x[PREFILL], &streams);
-            return Ok(streams.map(|stream| stream.with_normed(false)));
+            let normed = false;
+            return Ok(Streams { normed, ..streams });
         };
-        let y = streams.map(|stream| stream.other);
-        self.product(label, &from, x, DecodeNorm::NONE, (y, vectors_of(linear.rows)));
+        let y = (streams.other, vectors_of(linear.rows));
+        self.product(label, &from, x, DecodeNorm::NONE, y);
         Ok(self.add_norm(&format!("{label}.norm"), post_norm, half))
     }
 
@@ -227,7 +225,7 @@ impl Lowering<'_> {
                 x: Bind::Buffer(x),
                 list: masked.map_or(self.bias(from.bias), |masked| Bind::Buffer(masked.list)),
                 g: Bind::Vector(next_norm),
-                h: Bind::Buffer(streams[DECODE].h),
+                h: Bind::Buffer(streams.h[DECODE]),
                 x_scaled: Bind::Buffer(scratch.x),
                 squares: Bind::Buffer(scratch.squares),
             };
@@ -252,7 +250,7 @@ impl Lowering<'_> {
                 x: Bind::Buffer(x),
                 list: self.list(segment.masked),
                 bias: self.bias(from.bias),
-                h: Bind::Buffer(streams[PREFILL].h),
+                h: Bind::Buffer(streams.h[PREFILL]),
             };
             self.emit_masked(Phase::Prefill, label, params, bindings, segment.masked);
         }
@@ -268,18 +266,19 @@ impl Lowering<'_> {
             eps: self.model.eps,
         };
         for phase in Phase::BOTH {
-            let (scratch, stream) = (self.scratch[phase as usize], streams[phase as usize]);
+            let scratch = self.scratch[phase as usize];
             let bindings = op::add_norm::Bindings {
                 batch: Bind::Buffer(scratch.batch),
-                y: Bind::Buffer(stream.other),
+                y: Bind::Buffer(streams.other[phase as usize]),
                 post,
                 g: Bind::Vector(half.next_norm),
-                h: Bind::Buffer(stream.h),
+                h: Bind::Buffer(streams.h[phase as usize]),
                 x: Bind::Buffer(scratch.x),
             };
             self.emit(phase, label, params, bindings);
         }
-        streams.map(|stream| stream.with_normed(true))
+        let normed = true;
+        Streams { normed, ..streams }
     }
 
     /// Computes the logits of decoded tokens, and samples the tokens that follow.

@@ -22,7 +22,7 @@ use crate::op::{BufferId, KV_PAGE, Kv, MAX_WIDTH, MatrixId, SlotState, VectorId,
 use crate::sampling;
 use crate::source::{Mask, Tensors};
 use builder::Builder;
-use context::{DECODE, Ends, Half, LayerPath, Lowering, PREFILL, Phase, Scratch, Stream, Streams};
+use context::{DECODE, Ends, Half, LayerPath, Lowering, PREFILL, Phase, Scratch, Streams};
 use std::sync::Arc;
 
 /// Options of a lowering, which device and caller decide.
@@ -150,10 +150,9 @@ fn run_buffers(b: &mut Builder, model: &Model) -> Result<RunBuffers> {
         pages: b.buffer("pages", u64::from(slot_pages) * 4, Fill::Indices(slot_pages))?,
         settings: b.words("settings", sampling::SETTINGS_WORDS)?,
         seen: b.words("seen", model.vocab)?,
-        draft_batch: match has_head {
-            true => Some(b.words("draft.batch", batch_len(tokens))?),
-            false => None,
-        },
+        draft_batch: has_head
+            .then(|| b.words("draft.batch", batch_len(tokens)))
+            .transpose()?,
     })
 }
 
@@ -194,16 +193,13 @@ fn scratch(b: &mut Builder, model: &Model, batch: BufferId) -> Result<([Scratch;
     let blocks = b.options.ctx.div_ceil(KV_PAGE) as usize;
     let squares = b.rows("decode.squares", model.hidden / 4, width)?;
     let partial = b.words("decode.partial", width * partial * blocks)?;
-    let mut of_phase = |prefix: &str, tokens: usize| -> Result<(Scratch, Stream)> {
+    let mut of_phase = |prefix: &str, tokens: usize| -> Result<([BufferId; 2], Scratch)> {
         let mut rows = |role: &str, elements: usize| b.rows(format!("{prefix}.{role}"), elements, tokens);
-        let stream = Stream {
-            h: rows("h", model.hidden)?,
-            other: if has_other {
-                rows("other", model.hidden)?
-            } else {
-                squares
-            },
-            normed: false,
+        let h = rows("h", model.hidden)?;
+        let other = if has_other {
+            rows("other", model.hidden)?
+        } else {
+            squares
         };
         let scratch = Scratch {
             batch,
@@ -215,11 +211,13 @@ fn scratch(b: &mut Builder, model: &Model, batch: BufferId) -> Result<([Scratch;
             squares,
             partial,
         };
-        Ok((scratch, stream))
+        Ok(([h, other], scratch))
     };
-    let (decode, decode_stream) = of_phase("decode", width)?;
-    let (prefill, prefill_stream) = of_phase("prefill", chunk)?;
-    Ok(([decode, prefill], [decode_stream, prefill_stream]))
+    let (decode_streams, decode) = of_phase("decode", width)?;
+    let (prefill_streams, prefill) = of_phase("prefill", chunk)?;
+    let [h, other] = [0, 1].map(|i| [decode_streams[i], prefill_streams[i]]);
+    let normed = false;
+    Ok(([decode, prefill], Streams { h, other, normed }))
 }
 
 /// The rotation tables.
@@ -242,11 +240,11 @@ impl Lowering<'_> {
     fn backbone(&mut self, embed: MatrixId, mut streams: Streams) -> Result<(Streams, VectorId)> {
         let model = self.model;
         for phase in Phase::BOTH {
-            self.embed(phase, embed, streams[phase as usize].h);
+            self.embed(phase, embed, streams.h[phase as usize]);
         }
         let norm_of = |layer: Option<&Layer>| layer.map_or(model.final_norm, |layer| layer.attn_norm);
         let mut norm = self.attn_norm_weight(0, norm_of(model.layers.first()));
-        self.pre_norm(streams[DECODE].h, norm);
+        self.pre_norm(streams.h[DECODE], norm);
         for pass in 0..model.loops {
             for (i, layer) in model.layers.iter().enumerate() {
                 let path = LayerPath {
@@ -263,7 +261,7 @@ impl Lowering<'_> {
             if model.loop_norm && pass + 1 < model.loops {
                 let between = self.attn_norm_weight(model.layers.len(), model.final_norm);
                 streams = self.norm_swapped(&streams, between, &format!("pass.{pass}.norm"));
-                self.pre_norm(streams[DECODE].h, norm);
+                self.pre_norm(streams.h[DECODE], norm);
             }
         }
         Ok((streams, norm))
@@ -328,8 +326,8 @@ impl Lowering<'_> {
         // The head's steps are the same for a decoded token and for the last token of a prompt.
         self.head(ends, self.decode_norm(&streams));
         decode.extend(self.take(Phase::Decode));
-        self.last_token(streams[PREFILL].h, streams[DECODE].h, self.buffers.batch);
-        self.pre_norm(streams[DECODE].h, ends.final_norm);
+        self.last_token(streams.h[PREFILL], streams.h[DECODE], self.buffers.batch);
+        self.pre_norm(streams.h[DECODE], ends.final_norm);
         self.head(ends, self.stream_norm());
         let first_token = self.take(Phase::Decode);
 

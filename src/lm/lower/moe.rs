@@ -111,7 +111,7 @@ pub(super) struct PlacedBank {
     pub placed: u32,
     /// The word of `router` at which the places and weights of its experts begin.
     pub routes_at: u32,
-    pub gate_up: Projections<MatrixId>,
+    pub gate_up: Projections,
     /// Outputs of the shared expert, whose rows come first; 0 if the bank does not hold it.
     pub shared_outputs: u32,
     pub down: MatrixId,
@@ -127,7 +127,7 @@ pub(super) struct Mixture {
     /// Outputs of the shared expert; 0 if there is none.
     pub shared_outputs: u32,
     /// Gate and up projections of the shared expert, in matrices of a bank or of its own.
-    pub shared: Option<Projections<MatrixId>>,
+    pub shared: Option<Projections>,
     /// Whether these are matrices of a bank.
     pub shared_in_bank: bool,
     /// The buffer that counts the router's choices, if they are counted.
@@ -171,9 +171,10 @@ impl Lowering<'_> {
             self.matmul(&label, &from, self.scratch[PREFILL].act, y);
         }
         self.combine(&mixture, &sums);
+        let normed = false;
         Ok(match half.post_norm {
             Some(post_norm) => self.add_norm(&mixture.name("norm_after"), post_norm, half),
-            None => streams.map(|stream| stream.with_normed(false)),
+            None => Streams { normed, ..streams },
         })
     }
 
@@ -184,7 +185,7 @@ impl Lowering<'_> {
             bail!(Internal, "a mixture of experts without buffers");
         };
         let layout = Layout::of(&self.b, moe)?;
-        let Banks { banks, shared } = banks::banks(&self.b, moe, &name)?;
+        let Banks { banks, shared } = banks::banks(&mut self.b, moe, &name)?;
         let mut counts = None;
         if self.b.options.experts.counted || banks.iter().any(|bank| !bank.members.is_empty()) {
             let experts = moe.experts.len();
@@ -201,20 +202,21 @@ impl Lowering<'_> {
         let mut shared_matrix = None;
         for (i, bank) in banks.into_iter().enumerate() {
             let table = self.table(moe, &layout, bank.places, routable, name(&format!("experts.{i}.table")))?;
-            let gate_up = bank.gate_up.map(|matrix| self.b.add_matrix(matrix));
             if bank.has_shared {
-                shared_matrix = Some(gate_up);
+                shared_matrix = Some(bank.gate_up);
             }
-            let down = self.b.add_matrix(bank.down);
             if !bank.members.is_empty() {
-                let known = self.b.paged.iter_mut();
-                let matrices = (gate_up.each(), down);
+                let (gate_up, down) = match bank.gate_up {
+                    Projections::Fused(matrix) => ([matrix; 2], bank.down),
+                    Projections::Unfused(both) => (both, bank.down),
+                };
+                let mut known = self.b.paged.iter_mut();
                 // A layer that is applied again uses the bank of its first application.
-                match { known }.find(|known| (known.gate_up, known.down) == matrices) {
+                match known.find(|known| (known.gate_up, known.down) == (gate_up, down)) {
                     Some(known) => known.tables.push(table),
                     None => self.b.paged.push(Paged {
                         tables: vec![table],
-                        gate_up: matrices.0,
+                        gate_up,
                         down,
                         slots: bank.placed,
                         members: bank.members,
@@ -224,9 +226,9 @@ impl Lowering<'_> {
             placed.push(PlacedBank {
                 placed: bank.placed as u32,
                 routes_at: layout.routes_at(i) as u32,
-                gate_up,
+                gate_up: bank.gate_up,
                 shared_outputs: if bank.has_shared { shared_outputs } else { 0 },
-                down,
+                down: bank.down,
                 table,
             });
         }
@@ -237,7 +239,7 @@ impl Lowering<'_> {
             banks: placed,
             shared_outputs,
             shared_in_bank: shared_matrix.is_some(),
-            shared: shared_matrix.or(shared.map(|own| own.map(|matrix| self.b.add_matrix(matrix)))),
+            shared: shared_matrix.or(shared),
             counts,
         })
     }

@@ -24,13 +24,7 @@ impl Lowering<'_> {
 
     /// Activations for decoded tokens: of the experts of a bank, and of the shared expert if the bank holds it; without
     /// a bank, of the shared expert.
-    fn decode_gate_up(
-        &mut self,
-        mixture: &Mixture,
-        bank: Option<&PlacedBank>,
-        gate_up: Projections<MatrixId>,
-        norm: DecodeNorm,
-    ) {
+    fn decode_gate_up(&mut self, mixture: &Mixture, bank: Option<&PlacedBank>, gate_up: Projections, norm: DecodeNorm) {
         let of = if bank.is_some() { "experts" } else { "shared" };
         match gate_up {
             Projections::Fused(matrix) => {
@@ -159,7 +153,7 @@ impl Lowering<'_> {
                 router: Bind::Buffer(mixture.scratch.router),
                 x: Bind::Buffer(mixture.scratch.act),
                 g: Bind::Vector(next_norm),
-                h: Bind::Buffer(sums[DECODE].h),
+                h: Bind::Buffer(sums.h[DECODE]),
                 x_scaled: Bind::Buffer(decode.x),
                 squares: Bind::Buffer(decode.squares),
             };
@@ -301,7 +295,7 @@ impl Lowering<'_> {
     }
 
     /// Activations of the shared expert for a chunk. Its weight is applied when all outputs are combined.
-    fn prefill_shared(&mut self, mixture: &Mixture, gate_up: Projections<MatrixId>) {
+    fn prefill_shared(&mut self, mixture: &Mixture, gate_up: Projections) {
         let prefill = self.scratch[PREFILL];
         let width = mixture.shared_outputs as usize;
         match gate_up {
@@ -336,7 +330,7 @@ impl Lowering<'_> {
             routes: Bind::Buffer(mixture.scratch.routes),
             expert_y: Bind::Buffer(mixture.scratch.expert_y),
             shared_y: Bind::Buffer(mixture.scratch.shared_y),
-            h: Bind::Buffer(sums[PREFILL].h),
+            h: Bind::Buffer(sums.h[PREFILL]),
         };
         self.emit(Phase::Prefill, &mixture.name("combine"), params, bindings);
     }
