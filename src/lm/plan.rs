@@ -7,7 +7,7 @@ use crate::op::{BufferId, SlotState, Token, batch_words};
 use crate::source::Mask;
 use std::sync::Arc;
 
-/// The programs of a language model. The discriminants are indices in [`Graph::programs`].
+/// The programs of a language model. The discriminants are indices in [`Graph::programs`] and of the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
     /// Runs one token and samples the next.
@@ -35,13 +35,7 @@ impl ProgramKind {
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
-        match self {
-            ProgramKind::Decode => "decode",
-            ProgramKind::Prefill => "prefill",
-            ProgramKind::Head => "head",
-            ProgramKind::PrefillLogits => "prefill_logits",
-            ProgramKind::Speculate => "speculate",
-        }
+        ["decode", "prefill", "head", "prefill_logits", "speculate"][self as usize]
     }
 }
 

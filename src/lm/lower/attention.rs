@@ -24,8 +24,6 @@ struct Heads {
 impl Lowering<'_> {
     /// h += attention(norm(h)).
     pub fn attention(&mut self, half: &Half, attention: &Attention) -> Result<Streams> {
-        let (path, streams) = (half.path, &half.streams);
-        let name = |role: &str| format!("{path}.attn.{role}");
         let head_dim = attention.head_dim;
         let slot_pages = self.b.options.ctx.div_ceil(KV_PAGE);
         let elements = u64::from(slot_pages) * u64::from(KV_PAGE) * (attention.kv_heads * head_dim) as u64;
@@ -36,44 +34,47 @@ impl Lowering<'_> {
             kv_heads: attention.kv_heads as u32,
             head_vectors: (head_dim / 4) as u32,
             query_vectors: (query_elements / 4) as u32,
-            k: self.b.buffer(name("k_cache"), bytes, Fill::Zero)?,
-            v: self.b.buffer(name("v_cache"), bytes, Fill::Zero)?,
+            k: self.b.buffer(half.name("attn.k_cache"), bytes, Fill::Zero)?,
+            v: self.b.buffer(half.name("attn.v_cache"), bytes, Fill::Zero)?,
             slot_pages,
         };
 
-        self.prefill_norm(streams, half.norm, &name("norm"));
+        self.prefill_norm(&half.streams, half.norm, &half.name("attn.norm"));
         // A mask also leaves out keys and values that no active query head reads.
         let shared = Shared {
             by: attention.heads.checked_div(attention.kv_heads).unwrap_or(0),
             per: head_dim,
             count: attention.kv_heads,
         };
-        let queries = self.masked_units(path, MaskAxis::Heads, attention.heads, query_elements);
+        let queries = self.masked_units(half.path, MaskAxis::Heads, attention.heads, query_elements);
         let queries = queries.map(|mut queries| {
             queries.elements.shared = Some(shared);
             MaskUse::Rows(queries)
         });
         let siblings: Vec<&Linear> = attention.projections.iter().collect();
-        self.projections(&name("qkv"), &siblings, streams, queries)?;
-        self.rope(&name, attention, heads);
+        self.projections(&half.name("attn.qkv"), &siblings, &half.streams, queries)?;
+        self.rope(half, attention, heads);
 
-        let units = self.masked_units(path, MaskAxis::Heads, attention.heads, head_dim);
+        let units = self.masked_units(half.path, MaskAxis::Heads, attention.heads, head_dim);
         let content = Content::Heads {
             heads: attention.heads,
             kv_heads: attention.kv_heads,
         };
-        let list = units.map(|units| self.mask_list(name("heads.list"), &units, content));
+        let list = units.map(|units| self.mask_list(half.name("attn.heads.list"), &units, content));
         let list = list.transpose()?;
-        self.attend(&name, attention, heads, list);
+        self.attend(half, attention, heads, list);
         let x = self.scratch.map(|scratch| scratch.attn);
         let columns = attention.heads * head_dim;
-        self.zero_masked(&[Phase::Prefill], &name("heads"), x, units, columns)?;
-        self.residual(&name("o"), &attention.o, x, half, units.map(MaskUse::Cols))
+        self.zero_masked(&[Phase::Prefill], &half.name("attn.heads"), x, units, columns)?;
+        self.residual(&half.name("attn.o"), &attention.o, x, half, units.map(MaskUse::Cols))
     }
 
-    fn rope(&mut self, name: &dyn Fn(&str) -> String, attention: &Attention, heads: Heads) {
+    fn rope(&mut self, half: &Half, attention: &Attention, heads: Heads) {
         let norms = match [attention.q_norm, attention.k_norm] {
-            [Some(q), Some(k)] => Some([self.norm_weight(name("q_norm"), q), self.norm_weight(name("k_norm"), k)]),
+            [Some(q), Some(k)] => Some([
+                self.norm_weight(half.name("attn.q_norm"), q),
+                self.norm_weight(half.name("attn.k_norm"), k),
+            ]),
             _ => None,
         };
         let params = op::rope::Params {
@@ -105,12 +106,12 @@ impl Lowering<'_> {
                 v_cache: Bind::Buffer(heads.v),
                 pages: Bind::Buffer(self.buffers.pages),
             };
-            self.emit(phase, &name("rope"), params, bindings);
+            self.emit(phase, &half.name("attn.rope"), params, bindings);
         }
     }
 
     /// Attention in blocks and their merge for decoding, in chunks for prefill.
-    fn attend(&mut self, name: &dyn Fn(&str) -> String, attention: &Attention, heads: Heads, masked: Option<Masked>) {
+    fn attend(&mut self, half: &Half, attention: &Attention, heads: Heads, masked: Option<Masked>) {
         let Heads {
             heads,
             kv_heads,
@@ -146,7 +147,7 @@ impl Lowering<'_> {
             list,
             partial: Bind::Buffer(decode.partial),
         };
-        self.emit_masked(Phase::Decode, &name("block"), block, bindings, masked);
+        self.emit_masked(Phase::Decode, &half.name("attn.block"), block, bindings, masked);
         let merge = op::attn_merge::Params {
             heads,
             kv_heads,
@@ -165,7 +166,7 @@ impl Lowering<'_> {
             list,
             y: Bind::Buffer(decode.attn),
         };
-        self.emit_masked(Phase::Decode, &name("merge"), merge, bindings, masked);
+        self.emit_masked(Phase::Decode, &half.name("attn.merge"), merge, bindings, masked);
         let chunk = op::attn_chunk::Params {
             heads,
             kv_heads,
@@ -186,7 +187,7 @@ impl Lowering<'_> {
             list,
             y: Bind::Buffer(prefill.attn),
         };
-        self.emit_masked(Phase::Prefill, &name("chunk"), chunk, bindings, masked);
+        self.emit_masked(Phase::Prefill, &half.name("attn.chunk"), chunk, bindings, masked);
     }
 
     /// Sibling projections of the normalised stream into `qkv`, one after another. Siblings with the same layout are

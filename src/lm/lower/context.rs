@@ -106,6 +106,13 @@ impl fmt::Display for LayerPath {
     }
 }
 
+impl Half {
+    /// The label of a step, weight or buffer.
+    pub fn name(&self, role: &str) -> String {
+        format!("{}.{role}", self.path)
+    }
+}
+
 /// Sizes of one segment of a matrix, in the units of kernel parameters.
 #[derive(Clone, Copy)]
 pub(super) struct SegmentShape {

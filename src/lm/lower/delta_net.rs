@@ -61,7 +61,6 @@ impl Lowering<'_> {
     /// h += delta_net(norm(h)).
     pub fn delta_net(&mut self, half: &Half, net: &DeltaNet) -> Result<Streams> {
         let path = half.path;
-        let name = |role: &str| format!("{path}.gdn.{role}");
         if net.key_heads == 0 || !net.value_heads.is_multiple_of(net.key_heads) {
             bail!(
                 UnsupportedModel,
@@ -70,14 +69,14 @@ impl Lowering<'_> {
                 net.key_heads
             );
         }
-        self.prefill_norm(&half.streams, half.norm, &name("norm"));
-        let stride = self.projections(&name("proj"), &siblings(&net.projections), &half.streams, None)?;
-        self.recurrence(&name, net, stride)?;
+        self.prefill_norm(&half.streams, half.norm, &half.name("gdn.norm"));
+        let stride = self.projections(&half.name("gdn.proj"), &siblings(&net.projections), &half.streams, None)?;
+        self.recurrence(half, net, stride)?;
         let x = self.scratch.map(|scratch| scratch.attn);
-        self.residual(&name("out"), &net.o, x, half, None)
+        self.residual(&half.name("gdn.out"), &net.o, x, half, None)
     }
 
-    fn recurrence(&mut self, name: &dyn Fn(&str) -> String, net: &DeltaNet, stride: u32) -> Result<()> {
+    fn recurrence(&mut self, half: &Half, net: &DeltaNet, stride: u32) -> Result<()> {
         let states = self.b.kept_states();
         // A run has at most as many tokens as there are states, and any of them may be the last that is accepted.
         let ring_len = net.taps as u64 + u64::from(states);
@@ -85,16 +84,16 @@ impl Lowering<'_> {
         let heads = net.value_heads as u64;
         let state_bytes = u64::from(states) * heads * (net.key_dim * net.value_dim) as u64 * 4;
         let ring_bytes = heads * ring_len * head_inputs * 4;
-        let ring = self.b.buffer(name("ring"), ring_bytes, Fill::Zero)?;
-        let state = self.b.buffer(name("state"), state_bytes, Fill::Zero)?;
+        let ring = self.b.buffer(half.name("gdn.ring"), ring_bytes, Fill::Zero)?;
+        let state = self.b.buffer(half.name("gdn.state"), state_bytes, Fill::Zero)?;
 
         let conv = [(Some(net.conv), net.channels() * net.taps)];
-        let conv = self.b.vector(name("conv"), &conv, 0.0);
+        let conv = self.b.vector(half.name("gdn.conv"), &conv, 0.0);
         let gates = [net.a_log, net.dt_bias].map(|tensor| (Some(tensor), net.value_heads));
-        let gates = self.b.vector(name("gates"), &gates, 0.0);
+        let gates = self.b.vector(half.name("gdn.gates"), &gates, 0.0);
         // This norm multiplies by its weight, also in networks whose other norms multiply by 1 + weight.
         let norm = [(Some(net.norm), net.value_dim)];
-        let norm = self.b.vector(name("out_norm"), &norm, 0.0);
+        let norm = self.b.vector(half.name("gdn.out_norm"), &norm, 0.0);
         let params = op::delta_net::Params {
             value_heads: net.value_heads as u32,
             heads_per_key: (net.value_heads / net.key_heads) as u32,
@@ -122,7 +121,7 @@ impl Lowering<'_> {
                 state: Bind::Buffer(state),
                 y: Bind::Buffer(scratch.attn),
             };
-            self.emit(phase, &name("step"), params, bindings);
+            self.emit(phase, &half.name("gdn.step"), params, bindings);
         }
         Ok(())
     }

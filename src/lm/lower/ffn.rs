@@ -11,19 +11,18 @@ use crate::op::{self, Bind, MatrixId};
 impl Lowering<'_> {
     /// h += ffn(norm(h)).
     pub fn dense(&mut self, half: &Half, ffn: &Ffn) -> Result<Streams> {
-        let (path, streams) = (half.path, &half.streams);
-        let name = |role: &str| format!("{path}.ffn.{role}");
+        let path = half.path;
         let neurons = self.masked_units(path, MaskAxis::Neurons, ffn.down.cols, 1);
-        self.prefill_norm(streams, half.norm, &name("norm"));
+        self.prefill_norm(&half.streams, half.norm, &half.name("ffn.norm"));
         match &ffn.gate_up {
             GateUp::Split(gate, up) if self.b.is_unfused(ffn)? => {
-                self.unfused(&name, [gate, up], neurons, streams)?;
+                self.unfused(half, [gate, up], neurons)?;
             }
             GateUp::Split(gate, up) => {
                 let tensors = [gate.weight, up.weight];
-                let matrix = self.b.matrix(&name("gate_up"), &tensors, Stacking::Pair)?;
-                let bias = self.pair_bias(name("gate_up.bias"), ffn.down.cols, [gate, up]);
-                self.fused(&name, matrix, bias, ffn.down.cols, neurons, streams)?;
+                let matrix = self.b.matrix(&half.name("ffn.gate_up"), &tensors, Stacking::Pair)?;
+                let bias = self.pair_bias(half.name("ffn.gate_up.bias"), ffn.down.cols, [gate, up]);
+                self.fused(half, (matrix, bias), ffn.down.cols, neurons)?;
             }
             GateUp::Fused(both) => {
                 if both.bias.is_some() {
@@ -32,12 +31,14 @@ impl Lowering<'_> {
                         "{path}: a fused gate and up projection has a bias, expected none"
                     );
                 }
-                let matrix = self.b.matrix(&name("gate_up"), &[both.weight; 2], Stacking::Halves)?;
-                self.fused(&name, matrix, None, ffn.down.cols, neurons, streams)?;
+                let matrix = self
+                    .b
+                    .matrix(&half.name("ffn.gate_up"), &[both.weight; 2], Stacking::Halves)?;
+                self.fused(half, (matrix, None), ffn.down.cols, neurons)?;
             }
         }
         let x = self.scratch.map(|scratch| scratch.act);
-        self.residual(&name("down"), &ffn.down, x, half, neurons.map(MaskUse::Cols))
+        self.residual(&half.name("ffn.down"), &ffn.down, x, half, neurons.map(MaskUse::Cols))
     }
 
     /// The biases of gate and up. Those of up begin at a whole vector.
@@ -53,16 +54,14 @@ impl Lowering<'_> {
     /// Gate and up projections in one matrix.
     fn fused(
         &mut self,
-        name: &dyn Fn(&str) -> String,
-        matrix: MatrixId,
-        bias: Option<Bind>,
+        half: &Half,
+        (matrix, bias): (MatrixId, Option<Bind>),
         width: usize,
         neurons: Option<MaskedUnits>,
-        streams: &Streams,
     ) -> Result<()> {
-        let label = name("gate_up");
+        let label = half.name("ffn.gate_up");
         let bias_up = width.next_multiple_of(4) as u32;
-        let norm = self.decode_norm(streams);
+        let norm = self.decode_norm(&half.streams);
         let decode = self.scratch[DECODE];
         for (i, mut segment) in self.segments(matrix).into_iter().enumerate() {
             let outputs = segment.second_row;
@@ -100,7 +99,7 @@ impl Lowering<'_> {
         // Prefill computes blocks of 4 neurons, and skips blocks without active ones. The neurons that are left out
         // are set to zero.
         let y = self.scratch.map(|scratch| scratch.act);
-        self.zero_masked(&[Phase::Prefill], &name("neurons"), y, neurons, width)
+        self.zero_masked(&[Phase::Prefill], &half.name("ffn.neurons"), y, neurons, width)
     }
 
     /// `act = activation(gate(x)) * up(x)` for a chunk. `outputs`: those of the segment, which has the rows of both, and
@@ -135,28 +134,22 @@ impl Lowering<'_> {
     }
 
     /// Gate and up projections of different layouts: one product each, then their gated product.
-    fn unfused(
-        &mut self,
-        name: &dyn Fn(&str) -> String,
-        [gate, up]: [&Linear; 2],
-        neurons: Option<MaskedUnits>,
-        streams: &Streams,
-    ) -> Result<()> {
+    fn unfused(&mut self, half: &Half, [gate, up]: [&Linear; 2], neurons: Option<MaskedUnits>) -> Result<()> {
         let vectors = vectors_of(gate.rows);
         let [decode, prefill] = self.scratch;
-        let norm = self.decode_norm(streams);
+        let norm = self.decode_norm(&half.streams);
         let to = [
-            ("gate", gate, [decode.act, prefill.act]),
-            ("up", up, [decode.up, prefill.up]),
+            ("ffn.gate", gate, [decode.act, prefill.act]),
+            ("ffn.up", up, [decode.up, prefill.up]),
         ];
         for (role, linear, y) in to {
-            let label = name(role);
+            let label = half.name(role);
             let from = self.linear(&label, linear, neurons.map(MaskUse::Rows))?;
             self.product(&label, &from, [decode.x, prefill.x], norm, (y, vectors));
         }
-        self.glu(&Phase::BOTH, &name("glu"), vectors);
+        self.glu(&Phase::BOTH, &half.name("ffn.glu"), vectors);
         let y = [decode.act, prefill.act];
-        self.zero_masked(&Phase::BOTH, &name("neurons"), y, neurons, gate.rows)
+        self.zero_masked(&Phase::BOTH, &half.name("ffn.neurons"), y, neurons, gate.rows)
     }
 
     /// `act = activation(act) * up`.

@@ -6,7 +6,7 @@
 
 use super::banks::{self, Banks, Projections};
 use super::builder::Builder;
-use super::context::{Half, LayerPath, Lowering, MoeScratch, PREFILL, Phase, Streams, vectors_of};
+use super::context::{Half, Lowering, MoeScratch, PREFILL, Phase, Streams, vectors_of};
 use super::masking::MaskedUnits;
 use crate::error::{Result, bail};
 use crate::graph::{Fill, Paged, Routed, Stacking, may_follow};
@@ -120,9 +120,11 @@ pub(super) struct PlacedBank {
 
 /// A mixture of experts while it is lowered.
 pub(super) struct Mixture {
-    pub path: LayerPath,
+    pub half: Half,
     pub layout: Layout,
     pub scratch: MoeScratch,
+    /// The streams to which experts are added.
+    pub sums: Streams,
     pub banks: Vec<PlacedBank>,
     /// Outputs of the shared expert; 0 if there is none.
     pub shared_outputs: u32,
@@ -136,7 +138,7 @@ pub(super) struct Mixture {
 
 impl Mixture {
     pub fn name(&self, role: &str) -> String {
-        format!("{}.ffn.{role}", self.path)
+        format!("{}.ffn.{role}", self.half.path)
     }
 
     /// The first bank's table. All tables describe the same experts, and every mixture has a bank.
@@ -150,27 +152,26 @@ impl Lowering<'_> {
     pub fn mixture(&mut self, half: &Half, moe: &Moe) -> Result<Streams> {
         let streams = half.streams;
         let routable = self.masked_units(half.path, MaskAxis::Experts, moe.experts.len(), 1);
-        let mixture = self.place_banks(half.path, moe, routable)?;
+        let mut mixture = self.place_banks(half, moe, routable)?;
         self.prefill_norm(&streams, half.norm, &mixture.name("norm"));
-        self.router(&mixture, moe, routable, &streams)?;
+        self.router(&mixture, moe, routable)?;
         self.count(&mixture);
         // Experts are added one by one. A norm after them applies to their sum, so they add to zeros in the other
         // buffer.
-        let mut sums = streams;
         if half.post_norm.is_some() {
             let zeros = self.b.vector("zeros", &[(None, self.model.hidden)], 0.0);
-            sums = self.norm_swapped(&streams, zeros, &mixture.name("zero"));
+            mixture.sums = self.norm_swapped(&streams, zeros, &mixture.name("zero"));
         }
-        self.decode_experts(&mixture, self.decode_norm(&streams), half.next_norm, &sums);
+        self.decode_experts(&mixture);
         self.prefill_experts(&mixture);
         if let Some(shared) = &moe.shared {
             let label = mixture.name("shared.down");
             let from = self.linear(&label, &shared.down, None)?;
-            self.matvec_add(&label, &from, mixture.scratch.act, half.next_norm, &sums);
+            self.matvec_add(&label, &from, mixture.scratch.act, half.next_norm, &mixture.sums);
             let y = (mixture.scratch.shared_y, vectors_of(self.model.hidden));
             self.matmul(&label, &from, self.scratch[PREFILL].act, y);
         }
-        self.combine(&mixture, &sums);
+        self.combine(&mixture);
         let normed = false;
         Ok(match half.post_norm {
             Some(post_norm) => self.add_norm(&mixture.name("norm_after"), post_norm, half),
@@ -179,8 +180,8 @@ impl Lowering<'_> {
     }
 
     /// Adds the banks of a layer to the graph.
-    fn place_banks(&mut self, path: LayerPath, moe: &Moe, routable: Option<MaskedUnits>) -> Result<Mixture> {
-        let name = |role: &str| format!("{path}.ffn.{role}");
+    fn place_banks(&mut self, half: &Half, moe: &Moe, routable: Option<MaskedUnits>) -> Result<Mixture> {
+        let name = |role: &str| half.name(&format!("ffn.{role}"));
         let Some(scratch) = self.moe else {
             bail!(Internal, "a mixture of experts without buffers");
         };
@@ -191,7 +192,7 @@ impl Lowering<'_> {
             let experts = moe.experts.len();
             let buffer = self.b.words(name("counts"), experts)?;
             self.b.routed.push(Routed {
-                layer: path.layer,
+                layer: half.path.layer,
                 experts,
                 counts: buffer,
             });
@@ -233,9 +234,10 @@ impl Lowering<'_> {
             });
         }
         Ok(Mixture {
-            path,
+            half: *half,
             layout,
             scratch,
+            sums: half.streams,
             banks: placed,
             shared_outputs,
             shared_in_bank: shared_matrix.is_some(),
@@ -295,7 +297,7 @@ impl Lowering<'_> {
 
     /// The logits of the experts and of the shared expert's weight. A mask adds biases to the logits of experts that
     /// it leaves out, so that they are not chosen.
-    fn router(&mut self, mixture: &Mixture, moe: &Moe, routable: Option<MaskedUnits>, streams: &Streams) -> Result<()> {
+    fn router(&mut self, mixture: &Mixture, moe: &Moe, routable: Option<MaskedUnits>) -> Result<()> {
         let Mixture { layout, scratch, .. } = mixture;
         let label = mixture.name("router");
         let content = Content::Logits(moe.experts.len());
@@ -308,7 +310,7 @@ impl Lowering<'_> {
                 false => products.push((mixture.name("shared.weight"), vec![gate.weight], at as u32, None)),
             }
         }
-        let norm = self.decode_norm(streams);
+        let norm = self.decode_norm(&mixture.half.streams);
         let x = self.scratch.map(|scratch| scratch.x);
         let y = ([scratch.router, scratch.chunk_router], (layout.logits / 4) as u32);
         for (label, tensors, row0, bias) in products {

@@ -5,49 +5,40 @@
 //! absent experts unchanged.
 
 use super::banks::Projections;
-use super::context::{DECODE, DecodeNorm, Lowering, PREFILL, Phase, Streams, vectors_of};
+use super::context::{DECODE, Lowering, PREFILL, Phase, vectors_of};
 use super::moe::{Mixture, PlacedBank};
-use crate::op::{self, Bind, BufferId, MatrixId, VectorId};
+use crate::op::{self, Bind, BufferId, MatrixId};
 
 impl Lowering<'_> {
-    pub fn decode_experts(&mut self, mixture: &Mixture, norm: DecodeNorm, next_norm: VectorId, sums: &Streams) {
+    pub fn decode_experts(&mut self, mixture: &Mixture) {
         for bank in &mixture.banks {
-            self.decode_gate_up(mixture, Some(bank), bank.gate_up, norm);
+            self.decode_gate_up(mixture, Some(bank), bank.gate_up);
         }
         if let Some(shared) = mixture.shared.filter(|_| !mixture.shared_in_bank) {
-            self.decode_gate_up(mixture, None, shared, norm);
+            self.decode_gate_up(mixture, None, shared);
         }
         for bank in &mixture.banks {
-            self.decode_down(mixture, bank, next_norm, sums);
+            self.decode_down(mixture, bank);
         }
     }
 
     /// Activations for decoded tokens: of the experts of a bank, and of the shared expert if the bank holds it; without
     /// a bank, of the shared expert.
-    fn decode_gate_up(&mut self, mixture: &Mixture, bank: Option<&PlacedBank>, gate_up: Projections, norm: DecodeNorm) {
+    fn decode_gate_up(&mut self, mixture: &Mixture, bank: Option<&PlacedBank>, gate_up: Projections) {
         let of = if bank.is_some() { "experts" } else { "shared" };
+        let label = |role: &str| mixture.name(&format!("{of}.{role}"));
         match gate_up {
-            Projections::Fused(matrix) => {
-                self.decode_glu(mixture, bank, matrix, norm, &mixture.name(&format!("{of}.gate_up")));
-            }
+            Projections::Fused(matrix) => self.decode_glu(mixture, bank, matrix, &label("gate_up")),
             Projections::Unfused([gate, up]) => {
-                for (gated, role, matrix) in [(0, "gate", gate), (1, "up", up)] {
-                    let label = mixture.name(&format!("{of}.{role}"));
-                    self.decode_projection(mixture, bank, (matrix, gated), norm, &label);
-                }
+                self.decode_projection(mixture, bank, (gate, 0), &label("gate"));
+                self.decode_projection(mixture, bank, (up, 1), &label("up"));
             }
         }
     }
 
     /// Gate and up projections in one matrix.
-    fn decode_glu(
-        &mut self,
-        mixture: &Mixture,
-        bank: Option<&PlacedBank>,
-        matrix: MatrixId,
-        norm: DecodeNorm,
-        label: &str,
-    ) {
+    fn decode_glu(&mut self, mixture: &Mixture, bank: Option<&PlacedBank>, matrix: MatrixId, label: &str) {
+        let norm = self.decode_norm(&mixture.half.streams);
         let (layout, decode) = (&mixture.layout, self.scratch[DECODE]);
         for segment in self.segments(matrix) {
             let of_part = match bank {
@@ -97,9 +88,9 @@ impl Lowering<'_> {
         mixture: &Mixture,
         bank: Option<&PlacedBank>,
         (matrix, gated): (MatrixId, u32),
-        norm: DecodeNorm,
         label: &str,
     ) {
+        let norm = self.decode_norm(&mixture.half.streams);
         let (layout, decode) = (&mixture.layout, self.scratch[DECODE]);
         let (placed, top_k, y_at, width) = match bank {
             Some(bank) => (bank.placed, layout.top_k, layout.act_at(), layout.expert),
@@ -134,7 +125,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn decode_down(&mut self, mixture: &Mixture, bank: &PlacedBank, next_norm: VectorId, sums: &Streams) {
+    fn decode_down(&mut self, mixture: &Mixture, bank: &PlacedBank) {
         let decode = self.scratch[DECODE];
         for segment in self.segments(bank.down) {
             let params = op::moe_down::Params {
@@ -152,8 +143,8 @@ impl Lowering<'_> {
                 w: segment.weight,
                 router: Bind::Buffer(mixture.scratch.router),
                 x: Bind::Buffer(mixture.scratch.act),
-                g: Bind::Vector(next_norm),
-                h: Bind::Buffer(sums.h[DECODE]),
+                g: Bind::Vector(mixture.half.next_norm),
+                h: Bind::Buffer(mixture.sums.h[DECODE]),
                 x_scaled: Bind::Buffer(decode.x),
                 squares: Bind::Buffer(decode.squares),
             };
@@ -320,7 +311,7 @@ impl Lowering<'_> {
     }
 
     /// Adds the outputs of the experts and of the shared expert of each token of a chunk.
-    pub fn combine(&mut self, mixture: &Mixture, sums: &Streams) {
+    pub fn combine(&mut self, mixture: &Mixture) {
         let params = op::moe_combine::Params {
             vectors: vectors_of(self.model.hidden),
             top_k: mixture.layout.top_k as u32,
@@ -330,7 +321,7 @@ impl Lowering<'_> {
             routes: Bind::Buffer(mixture.scratch.routes),
             expert_y: Bind::Buffer(mixture.scratch.expert_y),
             shared_y: Bind::Buffer(mixture.scratch.shared_y),
-            h: Bind::Buffer(sums.h[PREFILL]),
+            h: Bind::Buffer(mixture.sums.h[PREFILL]),
         };
         self.emit(Phase::Prefill, &mixture.name("combine"), params, bindings);
     }
