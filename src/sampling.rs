@@ -208,7 +208,7 @@ pub fn choose(logits: &[f32], settings: &[u32], seen: &[u32], position: u32) -> 
     let mass = |logit: f32| -> u32 {
         let fixed = (((logits[best] - logit) * scale).min(40.0) * 1048576.0) as u32;
         let [coarse, fine] = [fixed >> 10 & 1023, 1024 + (fixed & 1023)].map(|at| u64::from(tables[at as usize]));
-        let product = coarse * fine >> 31;
+        let product = (coarse * fine) >> 31;
         (product as u32).checked_shr(fixed >> 20).unwrap_or(0)
     };
     // By descending probability, then by ascending index.

@@ -1,10 +1,10 @@
 //! Builds the lists of buffers, matrices and vectors of a graph.
 
-use super::LowerOptions;
+use super::options::LowerOptions;
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
 use crate::graph::{self, Buffer, Fill, Matrix, Measured, Paged, Piece, Routed, Stack, Stacking, Vector};
-use crate::model::{Ffn, GateUp, Linear};
+use crate::model::{Ffn, GateUp, Layer, Linear, Model};
 use crate::op::{Bind, BufferId, MatrixId, VectorId};
 use crate::source::{TensorId, Tensors};
 
@@ -24,6 +24,13 @@ impl Builder<'_> {
     /// exists.
     pub fn width(&self) -> usize {
         (self.options.drafts + 1).next_power_of_two() as usize
+    }
+
+    /// The layers that are lowered: those of the network, and those of the draft head if it is used.
+    pub fn layers<'m>(&self, model: &'m Model) -> impl Iterator<Item = &'m Layer> + use<'m> {
+        let drafts = self.options.drafts;
+        let drafting = model.mtp.iter().filter(move |_| drafts != 0);
+        model.layers.iter().chain(drafting.flat_map(|mtp| &mtp.layers))
     }
 
     /// States that a recurrent layer keeps.

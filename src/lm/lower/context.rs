@@ -106,13 +106,6 @@ impl fmt::Display for LayerPath {
     }
 }
 
-impl Half {
-    /// The label of a step, weight or buffer.
-    pub fn name(&self, role: &str) -> String {
-        format!("{}.{role}", self.path)
-    }
-}
-
 /// Sizes of one segment of a matrix, in the units of kernel parameters.
 #[derive(Clone, Copy)]
 pub(super) struct SegmentShape {
@@ -136,6 +129,13 @@ pub(super) struct Half {
     /// The norm that follows.
     pub next_norm: VectorId,
     pub streams: Streams,
+}
+
+impl Half {
+    /// The label of a step, weight or buffer.
+    pub fn name(&self, role: &str) -> String {
+        format!("{}.{role}", self.path)
+    }
 }
 
 /// Buffers of mixtures of experts, large enough for every layer.

@@ -97,11 +97,11 @@ impl Lowering<'_> {
 
     /// Prepares the stream for `norm` as the last step of a layer does. For layers that are left out.
     pub fn prepare(&mut self, streams: &Streams, norm: VectorId, label: &str) {
-        match streams.normed {
-            true => Phase::BOTH
-                .iter()
-                .for_each(|&phase| self.norm_to_x(phase, streams.h[phase as usize], norm, label)),
-            false => self.pre_norm(streams.h[DECODE], norm),
+        if !streams.normed {
+            return self.pre_norm(streams.h[DECODE], norm);
+        }
+        for phase in Phase::BOTH {
+            self.norm_to_x(phase, streams.h[phase as usize], norm, label);
         }
     }
 

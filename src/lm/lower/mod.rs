@@ -12,51 +12,21 @@ mod linear;
 mod masking;
 mod moe;
 mod moe_steps;
+mod options;
+
+pub use options::{ExpertOptions, LowerOptions};
 
 use super::masks::{Invocation, Masking};
 use super::plan::{Plan, ProgramKind, RunBuffers};
 use crate::error::{Result, bail};
 use crate::graph::{Fill, Graph, Measured, Program, Selection, Stacking, Step};
-use crate::model::{FeedForward, HeadInput, Layer, Mixer, Model};
-use crate::op::{BufferId, KV_PAGE, Kv, MAX_WIDTH, MatrixId, SlotState, VectorId, batch_len};
+use crate::model::{FeedForward, Layer, Mixer, Model};
+use crate::op::{BufferId, KV_PAGE, MAX_WIDTH, MatrixId, SlotState, VectorId, batch_len};
 use crate::sampling;
 use crate::source::{Mask, Tensors};
 use builder::Builder;
 use context::{DECODE, Ends, Half, LayerPath, Lowering, PREFILL, Phase, Scratch, Streams};
 use std::sync::Arc;
-
-/// Options of a lowering, which device and caller decide.
-#[derive(Clone, Copy, Debug)]
-pub struct LowerOptions {
-    /// Positions of the context.
-    pub ctx: u32,
-    /// Tokens of a prefill chunk, a multiple of 8.
-    pub chunk: u32,
-    /// Element type of the key-value cache.
-    pub kv: Kv,
-    /// Largest storage binding, in bytes. Larger weights are cut into segments.
-    pub max_binding: u64,
-    /// Whether to include the program that computes the logits of every prompt token.
-    pub all_logits: bool,
-    /// Largest number of drafts in a speculative step, at most 7; 0 = no speculation. The model's draft head makes
-    /// the drafts, or the caller if the model has no draft head. Recurrent layers keep one state more than this
-    /// number.
-    pub drafts: u32,
-    /// The hidden state that the draft head reads, if the file does not tell.
-    pub draft_input: HeadInput,
-    /// How mixtures of experts are lowered.
-    pub experts: ExpertOptions,
-}
-
-/// How mixtures of experts are lowered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ExpertOptions {
-    /// Whether to count how often each expert is chosen, see [`Graph::routed`].
-    pub counted: bool,
-    /// Slots of each bank: the experts that it holds at a time, at least as many as a token takes. `None` = all
-    /// experts. See [`Graph::paged`].
-    pub slots: Option<usize>,
-}
 
 /// Lowers the network, and selects no mask. `measured` keeps sizes of rows between lowerings of the same tensors.
 ///
@@ -156,20 +126,13 @@ fn run_buffers(b: &mut Builder, model: &Model) -> Result<RunBuffers> {
     })
 }
 
-/// The layers that are lowered: those of the network, and those of the draft head if it is used.
-fn layers<'m>(model: &'m Model, options: &LowerOptions) -> impl Iterator<Item = &'m Layer> + use<'m> {
-    let drafts = options.drafts;
-    let drafting = model.mtp.iter().filter(move |_| drafts != 0);
-    model.layers.iter().chain(drafting.flat_map(|mtp| &mtp.layers))
-}
-
 /// Buffers of activations for the tokens of a decoding run and of a chunk, large enough for every layer.
 fn scratch(b: &mut Builder, model: &Model, batch: BufferId) -> Result<([Scratch; 2], Streams)> {
     // Elements of attention's partial results per block, of a token's projections, of the output projection's input,
     // and of a feed-forward network's activations.
     let mut widest = [0; 4];
     let (mut unfused, mut has_other) = (false, model.loop_norm);
-    for layer in layers(model, b.options) {
+    for layer in b.layers(model) {
         let ffn = match &layer.ffn {
             FeedForward::Dense(ffn) => Some(ffn),
             FeedForward::Moe(moe) => moe.shared.as_ref(),

@@ -79,7 +79,7 @@ impl Layout {
 /// The buffers; `None` for a network without mixtures.
 pub(super) fn scratch(b: &mut Builder, model: &Model) -> Result<Option<MoeScratch>> {
     let mut layouts = Vec::new();
-    for layer in super::layers(model, b.options) {
+    for layer in b.layers(model) {
         if let FeedForward::Moe(moe) = &layer.ffn {
             layouts.push((Layout::of(b, moe)?, banks::count(b, moe)?));
         }

@@ -1,8 +1,7 @@
 //! Teacher-forced logits, and the hidden states of a prompt.
 
 use super::answer::Cancel;
-use super::prefill::FIRST_STEPS;
-use super::session::Session;
+use super::session::{FIRST_STEPS, Session};
 use crate::error::{Result, bail};
 use crate::graph::{BatchShape, BufferId};
 use crate::lm::ProgramKind;

@@ -12,8 +12,6 @@ use std::time::{Duration, Instant};
 /// Target time of a submission. Drivers reset a device that does not respond for seconds, and a cancel waits for
 /// submissions in flight.
 const SUBMISSION: Duration = Duration::from_millis(100);
-/// Steps of a submission before any time is known.
-pub(super) const FIRST_STEPS: usize = 16;
 /// A submission has at most this many times the steps of the submission before it.
 const GROWTH: usize = 4;
 

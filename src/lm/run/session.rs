@@ -1,7 +1,6 @@
 //! The state of one conversation on one executor.
 
 use super::drafting::{DraftNotice, Drafting, Speculated};
-use super::prefill::FIRST_STEPS;
 use crate::error::{Result, bail};
 use crate::graph::{BatchShape, BufferId, Counters, Executor, Routed, Ticket};
 use crate::lm::{Plan, ProgramKind, sequence_words};
@@ -10,6 +9,9 @@ use crate::source::{TensorId, Tensors};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Steps of a submission before any time is known.
+pub(super) const FIRST_STEPS: usize = 16;
 
 /// One conversation on one executor.
 pub struct Session {
