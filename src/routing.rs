@@ -22,6 +22,13 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
+/// Adds `factor` times a vector to `sum`.
+fn add(sum: &mut [f64], factor: f64, vector: &[f64]) {
+    sum.iter_mut()
+        .zip(vector)
+        .for_each(|(sum, value)| *sum += factor * value);
+}
+
 /// E = ‖r − BᵀB·r‖² / ‖φ‖² with r = φ − mean: the share of φ that the subspace does not explain.
 ///
 /// Errors: `Usage` for a φ of the wrong length; `NonFinite` where φ is zero or not finite.
@@ -30,17 +37,12 @@ pub fn energy(selection: &Selection, phi: &[f64]) -> Result<f64> {
     if phi.len() != hidden {
         bail!(Usage, "φ: expected {hidden} elements, found {}", phi.len());
     }
-    let r: Vec<f64> = phi
-        .iter()
-        .zip(&selection.mean)
-        .map(|(phi, &mean)| phi - f64::from(mean))
-        .collect();
+    let around = phi.iter().zip(&selection.mean);
+    let r: Vec<f64> = around.map(|(phi, &mean)| phi - f64::from(mean)).collect();
     let mut rest = r.clone();
     for row in selection.basis.chunks_exact(hidden) {
-        let along: f64 = row.iter().zip(&r).map(|(&b, r)| f64::from(b) * r).sum();
-        rest.iter_mut()
-            .zip(row)
-            .for_each(|(rest, &b)| *rest -= along * f64::from(b));
+        let row: Vec<f64> = row.iter().copied().map(f64::from).collect();
+        add(&mut rest, -dot(&row, &r), &row);
     }
     let energy = dot(&rest, &rest) / dot(phi, phi);
     if !energy.is_finite() {
@@ -58,10 +60,8 @@ pub fn weights(energies: &[f64], temperature: f64) -> Result<Vec<f64>> {
         bail!(Usage, "temperature: expected a number above 0, found {temperature}");
     }
     let least = energies.iter().copied().fold(f64::INFINITY, f64::min);
-    let terms: Vec<f64> = energies
-        .iter()
-        .map(|energy| ((least - energy) / temperature).exp())
-        .collect();
+    let terms = energies.iter().map(|energy| ((least - energy) / temperature).exp());
+    let terms: Vec<f64> = terms.collect();
     let sum: f64 = terms.iter().sum();
     Ok(terms.iter().map(|term| term / sum).collect())
 }
@@ -115,20 +115,14 @@ fn principal(rows: &[Vec<f64>], rank: usize) -> Vec<Vec<f64>> {
     let mut mix = Mix(1);
     let start = (0..rank).map(|_| {
         let mut sum = vec![0.0; rows.first().map_or(0, Vec::len)];
-        for row in rows {
-            let share = mix.next();
-            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += share * value);
-        }
+        rows.iter().for_each(|row| add(&mut sum, mix.next(), row));
         sum
     });
     let mut basis = orthonormal(start.collect(), rank);
     for _ in 0..ITERATIONS {
         let next = basis.iter().map(|direction| {
             let mut sum = vec![0.0; direction.len()];
-            for row in rows {
-                let along = dot(row, direction);
-                sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += along * value);
-            }
+            rows.iter().for_each(|row| add(&mut sum, dot(row, direction), row));
             sum
         });
         let next = orthonormal(next.collect(), rank);
@@ -171,10 +165,7 @@ fn orthonormal(vectors: Vec<Vec<f64>>, most: usize) -> Vec<Vec<f64>> {
         for _ in 0..2 {
             for unit in &basis {
                 let along = dot(unit, &vector);
-                vector
-                    .iter_mut()
-                    .zip(unit)
-                    .for_each(|(value, unit)| *value -= along * unit);
+                add(&mut vector, -along, unit);
             }
         }
         let length = dot(&vector, &vector);

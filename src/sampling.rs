@@ -5,6 +5,7 @@
 
 use crate::error::{Result, bail};
 use bytemuck::{Pod, Zeroable};
+use std::cmp::Ordering;
 
 /// The most stop tokens that the device can check.
 pub const MAX_STOPS: usize = 16;
@@ -82,28 +83,24 @@ impl Sampling {
 
     /// Errors: `Usage` with the value that is out of range.
     pub fn validate(&self) -> Result<()> {
-        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+        let Sampling { temperature, top_p, .. } = *self;
+        if !(temperature >= 0.0 && temperature.is_finite()) {
             bail!(
                 Usage,
-                "temperature {}: expected a finite number of at least 0",
-                self.temperature
+                "temperature {temperature}: expected a finite number of at least 0"
             );
         }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            bail!(Usage, "top-p {}: expected more than 0 and at most 1", self.top_p);
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            bail!(Usage, "top-p {top_p}: expected more than 0 and at most 1");
         }
-        if !(0.0..=1.0).contains(&self.min_p) {
-            bail!(Usage, "min-p {}: expected 0 to 1", self.min_p);
-        }
-        if !(0.01..=100.0).contains(&self.repeat_penalty) {
-            bail!(Usage, "repeat penalty {}: expected 0.01 to 100", self.repeat_penalty);
-        }
-        for (name, penalty) in [
-            ("presence", self.presence_penalty),
-            ("frequency", self.frequency_penalty),
+        for (name, value, range) in [
+            ("min-p", self.min_p, 0.0..=1.0),
+            ("repeat penalty", self.repeat_penalty, 0.01..=100.0),
+            ("presence penalty", self.presence_penalty, -100.0..=100.0),
+            ("frequency penalty", self.frequency_penalty, -100.0..=100.0),
         ] {
-            if !(-100.0..=100.0).contains(&penalty) {
-                bail!(Usage, "{name} penalty {penalty}: expected -100 to 100");
+            if !range.contains(&value) {
+                bail!(Usage, "{name} {value}: expected {} to {}", range.start(), range.end());
             }
         }
         Ok(())
@@ -122,22 +119,14 @@ impl Sampling {
         }
         // A temperature this small is greedy. This avoids a division by almost 0.
         let greedy = self.temperature < 1e-4;
-        let log2_scale = if greedy {
-            0.0
-        } else {
-            std::f32::consts::LOG2_E / self.temperature
-        };
-        let top_p = if self.top_p >= 1.0 {
-            0
-        } else {
-            ((self.top_p as f64 * 4294967296.0) as u32).max(1)
-        };
+        let log2_scale = std::f32::consts::LOG2_E / self.temperature;
+        let top_p = (f64::from(self.top_p) * 4294967296.0) as u32;
         let head = Head {
             greedy: u32::from(greedy),
             top_k: self.top_k,
-            top_p,
+            top_p: if self.top_p >= 1.0 { 0 } else { top_p.max(1) },
             min_mass: (self.min_p as f64 * 2147483648.0) as u32,
-            log2_scale,
+            log2_scale: if greedy { 0.0 } else { log2_scale },
             seed_low: self.seed as u32,
             seed_high: (self.seed >> 32) as u32,
             stops: stops.len() as u32,
@@ -218,29 +207,20 @@ pub fn choose(logits: &[f32], settings: &[u32], seen: &[u32], position: u32) -> 
     let tables = &settings[HEAD_WORDS + MAX_STOPS..];
     let mass = |logit: f32| -> u32 {
         let fixed = (((logits[best] - logit) * scale).min(40.0) * 1048576.0) as u32;
-        let product = (u64::from(tables[(fixed >> 10 & 1023) as usize])
-            * u64::from(tables[1024 + (fixed & 1023) as usize]))
-            >> 31;
+        let [coarse, fine] = [fixed >> 10 & 1023, 1024 + (fixed & 1023)].map(|at| u64::from(tables[at as usize]));
+        let product = (coarse * fine) >> 31;
         (product as u32).checked_shr(fixed >> 20).unwrap_or(0)
     };
     // By descending probability, then by ascending index.
     let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|&a, &b| {
-        logits[b]
-            .partial_cmp(&logits[a])
-            .unwrap_or(std::cmp::Ordering::Equal)
-            .then(a.cmp(&b))
-    });
+    let descending = |a: usize, b: usize| logits[b].partial_cmp(&logits[a]).unwrap_or(Ordering::Equal);
+    order.sort_by(|&a, &b| descending(a, b).then(a.cmp(&b)));
     if top_k != 0 {
         order.truncate(top_k);
     }
     let total = |order: &[usize]| {
-        order
-            .iter()
-            .map(|&i| mass(logits[i]))
-            .filter(|&m| m >= min_mass)
-            .map(u64::from)
-            .sum::<u64>()
+        let masses = order.iter().map(|&i| mass(logits[i]));
+        masses.filter(|&m| m >= min_mass).map(u64::from).sum::<u64>()
     };
     let scaled = |total: u64, fraction: u32| ((u128::from(total) * u128::from(fraction)) >> 32) as u64;
     if top_p != 0 {

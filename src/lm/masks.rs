@@ -5,11 +5,11 @@
 //! graph does not change. Without a mask it runs the plain variants.
 
 use crate::error::{Result, bail};
-use crate::graph::{Selection, SwitchId, table_words};
-use crate::op::{BufferId, LIST_HEADER, LOWEST, TABLE_HEADER, blocks_list, heads_list, heads_list_len, outputs_list};
+use crate::graph::{Graph, Selection, SwitchId, table_words};
+use crate::op::{BufferId, LOWEST, TABLE_HEADER, blocks_list, heads_list, outputs_list};
 use crate::source::Mask;
 
-/// The units that a mask leaves out in a layer.
+/// The kinds of units that a mask leaves out in a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaskAxis {
     /// Neurons of the feed-forward network.
@@ -18,6 +18,10 @@ pub enum MaskAxis {
     Heads,
     /// Experts of a mixture.
     Experts,
+}
+
+impl MaskAxis {
+    const ALL: [MaskAxis; 3] = [MaskAxis::Neurons, MaskAxis::Heads, MaskAxis::Experts];
 }
 
 /// Elements that several units use together and that follow the units' own elements: the keys and values of query
@@ -54,15 +58,15 @@ impl Axis {
         Axis {
             per,
             limit: units * per,
-            ..Axis::whole(units * per)
+            ..Axis::whole((units * per) as u32)
         }
     }
 
     /// Elements that no mask leaves out.
-    pub fn whole(len: usize) -> Axis {
+    pub fn whole(len: u32) -> Axis {
         Axis {
             first: 0,
-            len,
+            len: len as usize,
             per: 1,
             limit: 0,
             shared: None,
@@ -94,19 +98,9 @@ pub enum Content {
     /// A list of outputs, as the masked `matvec_glu` reads it.
     Outputs(Axis),
     /// A list of blocks of rows and of groups of columns, as the masked matvec and matmul operators read it.
-    Listed {
-        /// Rows of the segment.
-        rows: Axis,
-        /// Columns.
-        cols: Axis,
-    },
+    Listed([Axis; 2]),
     /// A list of query heads, as the masked attention operators read it.
-    Heads {
-        /// Query heads.
-        heads: u32,
-        /// Key-value heads.
-        kv_heads: u32,
-    },
+    Heads { heads: usize, kv_heads: usize },
     /// Bits, as `zero_masked` reads them.
     Bits(Axis),
     /// The biases of the logits of this number of experts.
@@ -116,20 +110,6 @@ pub enum Content {
 }
 
 impl Content {
-    /// Words of the buffer.
-    #[allow(clippy::len_without_is_empty, reason = "no buffer is empty")]
-    pub fn len(&self) -> usize {
-        match self {
-            Content::Outputs(axis) => LIST_HEADER as usize + axis.len,
-            Content::Listed { rows, cols } => LIST_HEADER as usize + cols.len.div_ceil(32) + rows.len.div_ceil(4),
-            Content::Heads { heads, kv_heads } => heads_list_len(*heads as usize, *kv_heads as usize),
-            Content::Bits(axis) => axis.len.div_ceil(32),
-            // The weight of the shared expert may be one more output of the router.
-            Content::Logits(experts) => (experts + 1).next_multiple_of(32),
-            Content::Table(words) => words.len(),
-        }
-    }
-
     /// Experts of a table; 0 for other contents.
     fn experts(&self) -> usize {
         match self {
@@ -142,27 +122,24 @@ impl Content {
     pub fn words(&self, active: &dyn Fn(usize) -> bool) -> Vec<u32> {
         match self {
             Content::Outputs(axis) => outputs_list(axis.len, &|output| axis.is_active(output, active)),
-            Content::Listed { rows, cols } => blocks_list(
+            Content::Listed([rows, cols]) => blocks_list(
                 (rows.len.div_ceil(4), &|block| rows.has_active(4, block, active)),
                 (cols.len.div_ceil(32), &|group| cols.has_active(32, group, active)),
             ),
-            Content::Heads { heads, kv_heads } => heads_list(*heads as usize, *kv_heads as usize, active),
+            Content::Heads { heads, kv_heads } => heads_list(*heads, *kv_heads, active),
             Content::Bits(axis) => {
-                let mut words = vec![0; self.len()];
+                let mut words = vec![0; axis.len.div_ceil(32)];
                 for i in (0..axis.len).filter(|&i| axis.is_active(i, active)) {
                     words[i / 32] |= 1 << (i % 32);
                 }
                 words
             }
             Content::Logits(experts) => {
-                let added = |expert: usize| {
-                    if expert < *experts && !active(expert) {
-                        LOWEST
-                    } else {
-                        0.0
-                    }
-                };
-                (0..self.len()).map(|expert| added(expert).to_bits()).collect()
+                let left_out = |expert: usize| expert < *experts && !active(expert);
+                let added = |expert| if left_out(expert) { LOWEST } else { 0.0 };
+                // The weight of the shared expert may be one more output of the router.
+                let all = 0..(experts + 1).next_multiple_of(32);
+                all.map(|expert| added(expert).to_bits()).collect()
             }
             Content::Table(whole) => table_words(whole, active),
         }
@@ -174,35 +151,17 @@ impl Content {
 pub struct Target {
     /// The layer invocation, which is the row of the mask.
     pub invocation: usize,
-    /// The kind of unit.
     pub axis: MaskAxis,
-    /// The buffer.
     pub buffer: BufferId,
-    /// Its contents.
     pub content: Content,
 }
 
-/// One application of a layer, and the number of units of each kind there; `None` if kernels cannot leave them out.
+/// One application of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invocation {
-    /// The layer.
     pub layer: usize,
-    /// Neurons of its feed-forward network.
-    pub neurons: Option<usize>,
-    /// Its query heads.
-    pub heads: Option<usize>,
-    /// Its experts.
-    pub experts: Option<usize>,
-}
-
-impl Invocation {
-    fn units(&self, axis: MaskAxis) -> Option<usize> {
-        match axis {
-            MaskAxis::Neurons => self.neurons,
-            MaskAxis::Heads => self.heads,
-            MaskAxis::Experts => self.experts,
-        }
-    }
+    /// Its units of each [`MaskAxis`]; `None` if kernels cannot leave them out.
+    pub units: [Option<usize>; 3],
 }
 
 /// The meaning of a switch of the graph.
@@ -250,24 +209,24 @@ impl Masking {
         }
     }
 
-    /// The selection for a mask that [`Masking::check`] accepts, or for none. For `tables`, the tables of paged
-    /// banks, it has the allowed experts and no words: executors write these tables, because they know which slots
-    /// hold which experts.
-    pub(super) fn selection(&self, mask: Option<&Mask>, tables: &[BufferId]) -> Selection {
-        let on = self.switches.iter().map(|switch| match *switch {
-            Switch::LayerOff(layer) => mask.is_some_and(|mask| !mask.layer(layer)),
+    /// The selection for a mask that [`Masking::check`] accepts, or for none. For the tables of paged banks it has the
+    /// allowed experts and no words: executors write these tables, because they know which slots hold which experts.
+    pub(super) fn selection(&self, mask: Option<&Mask>, graph: &Graph) -> Selection {
+        let is_on = |mask: &Mask, switch| match switch {
+            Switch::LayerOff(layer) => !mask.layer(layer),
             Switch::Restricted(invocation, axis) => {
-                let units = self.invocations.get(invocation).and_then(|of| of.units(axis));
-                mask.is_some_and(|mask| restricts(mask, invocation, axis, units.unwrap_or(0)))
+                let units = self.invocations[invocation].units[axis as usize];
+                restricts(mask, invocation, axis, units.unwrap_or(0))
             }
-        });
+        };
+        let on = self.switches.iter();
         let mut selection = Selection {
-            on: on.collect(),
+            on: on.map(|&switch| mask.is_some_and(|mask| is_on(mask, switch))).collect(),
             ..Selection::default()
         };
         for target in &self.targets {
             let active = |unit| mask.is_none_or(|mask| is_active(mask, target.invocation, target.axis, unit));
-            match tables.contains(&target.buffer) {
+            match graph.paged.iter().any(|paged| paged.tables.contains(&target.buffer)) {
                 true => {
                     let allowed = (0..target.content.experts()).map(active).collect();
                     selection.allowed.push((target.buffer, allowed));
@@ -282,12 +241,7 @@ impl Masking {
     /// for a mask of another model; `UnsupportedModel`, with the layer.
     pub(super) fn check(&self, mask: &Mask) -> Result<()> {
         let shape = mask.shape();
-        let layers = self
-            .invocations
-            .iter()
-            .map(|invocation| invocation.layer + 1)
-            .max()
-            .unwrap_or(0);
+        let layers = self.invocations.iter().map(|of| of.layer + 1).max().unwrap_or(0);
         if shape.layers != layers || ![layers, self.invocations.len()].contains(&shape.rows) {
             bail!(
                 Usage,
@@ -296,19 +250,10 @@ impl Masking {
                 shape.layers
             );
         }
-        for (number, invocation) in self
-            .invocations
-            .iter()
-            .enumerate()
-            .filter(|(_, invocation)| mask.layer(invocation.layer))
-        {
-            let axes = [
-                (MaskAxis::Neurons, shape.ffn),
-                (MaskAxis::Heads, shape.heads),
-                (MaskAxis::Experts, shape.experts),
-            ];
-            for (axis, most) in axes {
-                let units = invocation.units(axis);
+        let computed = self.invocations.iter().enumerate();
+        for (number, invocation) in computed.filter(|(_, invocation)| mask.layer(invocation.layer)) {
+            for (axis, most) in MaskAxis::ALL.into_iter().zip([shape.ffn, shape.heads, shape.experts]) {
+                let units = invocation.units[axis as usize];
                 // Masks have bits of experts for layers without experts too.
                 let of_no_use = units.is_none() && axis == MaskAxis::Experts;
                 if of_no_use || !restricts(mask, number, axis, units.unwrap_or(most)) {

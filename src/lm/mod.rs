@@ -6,5 +6,4 @@ mod plan;
 pub mod run;
 
 pub use lower::{ExpertOptions, LowerOptions, lower};
-pub use masks::{Axis, Content, MaskAxis, Masking};
 pub use plan::{Plan, ProgramKind, RunBuffers, sequence_words, slot_words};

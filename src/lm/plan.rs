@@ -7,7 +7,7 @@ use crate::op::{BufferId, SlotState, Token, batch_words};
 use crate::source::Mask;
 use std::sync::Arc;
 
-/// The programs of a language model. The discriminants are indices in [`Graph::programs`].
+/// The programs of a language model. The discriminants are indices in [`Graph::programs`] and of the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
     /// Runs one token and samples the next.
@@ -35,13 +35,7 @@ impl ProgramKind {
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
-        match self {
-            ProgramKind::Decode => "decode",
-            ProgramKind::Prefill => "prefill",
-            ProgramKind::Head => "head",
-            ProgramKind::PrefillLogits => "prefill_logits",
-            ProgramKind::Speculate => "speculate",
-        }
+        ["decode", "prefill", "head", "prefill_logits", "speculate"][self as usize]
     }
 }
 
@@ -109,9 +103,7 @@ impl Plan {
     pub fn has(&self, kind: ProgramKind) -> bool {
         !self.program(kind).steps.is_empty()
     }
-}
 
-impl Plan {
     /// The same plan under this mask, or under none. A mask that leaves nothing out is the same as none. The layers
     /// of a draft head are never masked.
     ///
@@ -132,9 +124,8 @@ impl Plan {
         if let Some(mask) = mask {
             masking.check(mask)?;
         }
-        let tables: Vec<BufferId> = self.graph.paged.iter().flat_map(|paged| paged.tables.clone()).collect();
         Ok(Plan {
-            selection: Arc::new(masking.selection(mask, &tables)),
+            selection: Arc::new(masking.selection(mask, &self.graph)),
             ..self.clone()
         })
     }

@@ -1,101 +1,80 @@
 //! Softmax attention as steps: projections, rotation and cache, blocks and merge (decode) or chunks (prefill), output.
 
-use super::context::{DECODE, LayerPath, Lowering, PREFILL, Phase, Product, Streams, vectors_of};
-use super::masking::{MaskUse, MaskedUnits};
+use super::context::{Half, Lowering, Phase, Streams, vectors_of};
+use super::masking::MaskUse;
 use crate::error::{Result, bail};
 use crate::graph::{Fill, Masked, Stacking, may_follow};
 use crate::lm::masks::{Content, MaskAxis, Shared};
-use crate::model::{Attention, Layer, Linear};
-use crate::op::{self, Bind, BufferId, KV_PAGE, VectorId};
+use crate::model::{Attention, Linear};
+use crate::op::{self, Bind, BufferId, KV_PAGE};
 
-/// Keys and values of one layer.
-#[derive(Clone, Copy)]
-struct Cache {
-    k: BufferId,
-    v: BufferId,
-    slot_pages: u32,
-}
-
-/// Sizes of the heads of one layer, in the units of kernel parameters.
+/// Heads and caches of one layer, in the units of kernel parameters.
 #[derive(Clone, Copy)]
 struct Heads {
     heads: u32,
     kv_heads: u32,
     head_vectors: u32,
     query_vectors: u32,
+    /// The caches of keys and values.
+    k: BufferId,
+    v: BufferId,
+    slot_pages: u32,
 }
 
 impl Lowering<'_> {
     /// h += attention(norm(h)).
-    pub fn attention(
-        &mut self,
-        path: LayerPath,
-        layer: &Layer,
-        attention: &Attention,
-        [norm, next_norm]: [VectorId; 2],
-        streams: Streams,
-    ) -> Result<Streams> {
-        let name = |role: &str| format!("{path}.attn.{role}");
+    pub fn attention(&mut self, half: &Half, attention: &Attention) -> Result<Streams> {
         let head_dim = attention.head_dim;
-        let head_vectors = (head_dim / 4) as u32;
-        let heads = Heads {
-            heads: attention.heads as u32,
-            kv_heads: attention.kv_heads as u32,
-            head_vectors,
-            query_vectors: if attention.gated {
-                2 * head_vectors
-            } else {
-                head_vectors
-            },
-        };
         let slot_pages = self.b.options.ctx.div_ceil(KV_PAGE);
         let elements = u64::from(slot_pages) * u64::from(KV_PAGE) * (attention.kv_heads * head_dim) as u64;
         let bytes = elements * self.b.options.kv.bytes();
-        let cache = Cache {
-            k: self.b.buffer(name("k_cache"), bytes, Fill::Zero)?,
-            v: self.b.buffer(name("v_cache"), bytes, Fill::Zero)?,
+        let query_elements = if attention.gated { 2 * head_dim } else { head_dim };
+        let heads = Heads {
+            heads: attention.heads as u32,
+            kv_heads: attention.kv_heads as u32,
+            head_vectors: (head_dim / 4) as u32,
+            query_vectors: (query_elements / 4) as u32,
+            k: self.b.buffer(half.name("attn.k_cache"), bytes, Fill::Zero)?,
+            v: self.b.buffer(half.name("attn.v_cache"), bytes, Fill::Zero)?,
             slot_pages,
         };
 
-        self.prefill_norm(&streams, norm, &name("norm"));
+        self.prefill_norm(&half.streams, half.norm, &half.name("attn.norm"));
         // A mask also leaves out keys and values that no active query head reads.
         let shared = Shared {
             by: attention.heads.checked_div(attention.kv_heads).unwrap_or(0),
             per: head_dim,
             count: attention.kv_heads,
         };
-        let per = heads.query_vectors as usize * 4;
-        let queries = self.masked_units(path, MaskAxis::Heads, attention.heads, per);
-        let queries = queries.map(|queries| MaskedUnits {
-            shared: Some(shared),
-            ..queries
+        let queries = self.masked_units(half.path, MaskAxis::Heads, attention.heads, query_elements);
+        let queries = queries.map(|mut queries| {
+            queries.elements.shared = Some(shared);
+            MaskUse::Rows(queries)
         });
         let siblings: Vec<&Linear> = attention.projections.iter().collect();
-        self.projections(&name("qkv"), &siblings, &streams, queries.map(MaskUse::Rows))?;
-        self.rope(&name, attention, heads, cache);
+        self.projections(&half.name("attn.qkv"), &siblings, &half.streams, queries)?;
+        self.rope(half, attention, heads);
 
-        let units = self.masked_units(path, MaskAxis::Heads, attention.heads, head_dim);
-        let list = match &units {
-            Some(units) => {
-                let content = Content::Heads {
-                    heads: heads.heads,
-                    kv_heads: heads.kv_heads,
-                };
-                Some(self.mask_list(name("heads.list"), units, content)?)
-            }
-            None => None,
+        let units = self.masked_units(half.path, MaskAxis::Heads, attention.heads, head_dim);
+        let content = Content::Heads {
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
         };
-        self.attend(&name, attention, heads, cache, list);
+        let list = units.map(|units| self.mask_list(half.name("attn.heads.list"), &units, content));
+        let list = list.transpose()?;
+        self.attend(half, attention, heads, list);
         let x = self.scratch.map(|scratch| scratch.attn);
         let columns = attention.heads * head_dim;
-        self.zero_masked(&[Phase::Prefill], &name("heads"), x, units, columns)?;
-        let norms = (layer.attn_post_norm, next_norm);
-        self.residual(&name("o"), &attention.o, x, norms, streams, units.map(MaskUse::Cols))
+        self.zero_masked(&[Phase::Prefill], &half.name("attn.heads"), x, units, columns)?;
+        self.residual(&half.name("attn.o"), &attention.o, x, half, units.map(MaskUse::Cols))
     }
 
-    fn rope(&mut self, name: &dyn Fn(&str) -> String, attention: &Attention, heads: Heads, cache: Cache) {
+    fn rope(&mut self, half: &Half, attention: &Attention, heads: Heads) {
         let norms = match [attention.q_norm, attention.k_norm] {
-            [Some(q), Some(k)] => Some([self.norm_weight(name("q_norm"), q), self.norm_weight(name("k_norm"), k)]),
+            [Some(q), Some(k)] => Some([
+                self.norm_weight(half.name("attn.q_norm"), q),
+                self.norm_weight(half.name("attn.k_norm"), k),
+            ]),
             _ => None,
         };
         let params = op::rope::Params {
@@ -103,7 +82,7 @@ impl Lowering<'_> {
             kv_heads: heads.kv_heads,
             head_vectors: heads.head_vectors,
             rot_vectors: (self.model.ropes[attention.rope].inv_freq.len() / 4) as u32,
-            slot_pages: cache.slot_pages,
+            slot_pages: heads.slot_pages,
             positions: self.b.options.ctx,
             eps: self.model.eps,
             qk_norm: match (&norms, attention.norm_after_rope) {
@@ -123,30 +102,25 @@ impl Lowering<'_> {
                 q_norm: Bind::Vector(q_norm),
                 k_norm: Bind::Vector(k_norm),
                 qkv: Bind::Buffer(scratch.qkv),
-                k_cache: Bind::Buffer(cache.k),
-                v_cache: Bind::Buffer(cache.v),
+                k_cache: Bind::Buffer(heads.k),
+                v_cache: Bind::Buffer(heads.v),
                 pages: Bind::Buffer(self.buffers.pages),
             };
-            self.emit(phase, &name("rope"), params, bindings);
+            self.emit(phase, &half.name("attn.rope"), params, bindings);
         }
     }
 
     /// Attention in blocks and their merge for decoding, in chunks for prefill.
-    fn attend(
-        &mut self,
-        name: &dyn Fn(&str) -> String,
-        attention: &Attention,
-        heads: Heads,
-        cache: Cache,
-        masked: Option<Masked>,
-    ) {
+    fn attend(&mut self, half: &Half, attention: &Attention, heads: Heads, masked: Option<Masked>) {
         let Heads {
             heads,
             kv_heads,
             head_vectors,
             query_vectors,
+            k,
+            v,
+            slot_pages,
         } = heads;
-        let slot_pages = cache.slot_pages;
         let (scale, softcap) = (attention.scale, attention.softcap);
         let window = attention.window.unwrap_or(0) as u32;
         let y_stride = vectors_of(attention.heads * attention.head_dim);
@@ -167,13 +141,13 @@ impl Lowering<'_> {
         let bindings = op::attn_block::Bindings {
             batch: Bind::Buffer(decode.batch),
             qkv: Bind::Buffer(decode.qkv),
-            k_cache: Bind::Buffer(cache.k),
-            v_cache: Bind::Buffer(cache.v),
+            k_cache: Bind::Buffer(k),
+            v_cache: Bind::Buffer(v),
             pages,
             list,
             partial: Bind::Buffer(decode.partial),
         };
-        self.emit_masked(Phase::Decode, &name("block"), block, bindings, masked);
+        self.emit_masked(Phase::Decode, &half.name("attn.block"), block, bindings, masked);
         let merge = op::attn_merge::Params {
             heads,
             kv_heads,
@@ -192,7 +166,7 @@ impl Lowering<'_> {
             list,
             y: Bind::Buffer(decode.attn),
         };
-        self.emit_masked(Phase::Decode, &name("merge"), merge, bindings, masked);
+        self.emit_masked(Phase::Decode, &half.name("attn.merge"), merge, bindings, masked);
         let chunk = op::attn_chunk::Params {
             heads,
             kv_heads,
@@ -207,13 +181,13 @@ impl Lowering<'_> {
         let bindings = op::attn_chunk::Bindings {
             batch: Bind::Buffer(prefill.batch),
             qkv: Bind::Buffer(prefill.qkv),
-            k_cache: Bind::Buffer(cache.k),
-            v_cache: Bind::Buffer(cache.v),
+            k_cache: Bind::Buffer(k),
+            v_cache: Bind::Buffer(v),
             pages,
             list,
             y: Bind::Buffer(prefill.attn),
         };
-        self.emit_masked(Phase::Prefill, &name("chunk"), chunk, bindings, masked);
+        self.emit_masked(Phase::Prefill, &half.name("attn.chunk"), chunk, bindings, masked);
     }
 
     /// Sibling projections of the normalised stream into `qkv`, one after another. Siblings with the same layout are
@@ -229,10 +203,7 @@ impl Lowering<'_> {
         let stride = total.div_ceil(4) as u32;
         let bias = self.b.biases(format!("{label}.bias"), siblings);
         let norm = self.decode_norm(streams);
-        let (x, y) = (
-            [DECODE, PREFILL].map(|i| self.scratch[i].x),
-            self.scratch.map(|scratch| scratch.qkv),
-        );
+        let (x, y) = (self.scratch.map(|phase| phase.x), self.scratch.map(|phase| phase.qkv));
         let mut first = 0usize;
         let mut rest = siblings;
         while let [head, ..] = rest {
@@ -245,19 +216,25 @@ impl Lowering<'_> {
                 );
             }
             // With column scales, kernels support at most three stacked tensors.
-            let most = if planes.has_column_scales() { 3 } else { rest.len() };
-            let mut same = 1;
+            let most = if planes.has_column_scales() {
+                rest.len().min(3)
+            } else {
+                rest.len()
+            };
             let mut rows = head.rows;
-            while same < rest.len().min(most) && self.b.planes(rest[same].weight)? == planes && may_follow(planes, rows)
-            {
-                rows += rest[same].rows;
+            let mut same = 1;
+            for next in &rest[1..most] {
+                if self.b.planes(next.weight)? != planes || !may_follow(planes, rows) {
+                    break;
+                }
+                rows += next.rows;
                 same += 1;
             }
             let (stacked, others) = rest.split_at(same);
             let tensors: Vec<_> = stacked.iter().map(|linear| linear.weight).collect();
             let matrix = self.b.matrix(label, &tensors, Stacking::Rows)?;
-            let row0 = first as u32;
-            self.product(label, Product { matrix, bias, row0 }, x, norm, (y, stride), mask)?;
+            let from = self.operand(label, (matrix, first as u32), bias, mask)?;
+            self.product(label, &from, x, norm, (y, stride));
             first += rows;
             rest = others;
         }

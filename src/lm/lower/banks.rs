@@ -8,37 +8,17 @@
 use super::builder::Builder;
 use crate::dtype::planes::{Amount, Geometry, Planes};
 use crate::error::{Result, bail};
-use crate::graph::{ExpertSlices, Matrix, Slice, Stack};
+use crate::graph::{ExpertSlices, Slice, Stack};
 use crate::model::{Ffn, GateUp, Moe};
 use crate::op::{ABSENT, MatrixId};
 
-/// Gate and up projections as matrices, or their indices.
+/// Gate and up projections.
 #[derive(Clone, Copy)]
-pub(super) enum Projections<M> {
+pub(super) enum Projections {
     /// One matrix for both, which have the same layout.
-    Fused(M),
+    Fused(MatrixId),
     /// One matrix each, because the layouts differ.
-    Unfused([M; 2]),
-}
-
-impl Projections<Matrix> {
-    /// Adds the matrices to a graph.
-    pub fn add_to(self, b: &mut Builder) -> Projections<MatrixId> {
-        match self {
-            Projections::Fused(matrix) => Projections::Fused(b.add_matrix(matrix)),
-            Projections::Unfused(both) => Projections::Unfused(both.map(|matrix| b.add_matrix(matrix))),
-        }
-    }
-}
-
-impl Projections<MatrixId> {
-    /// The matrices of the gate and of the up projections.
-    pub fn each(self) -> [MatrixId; 2] {
-        match self {
-            Projections::Fused(matrix) => [matrix; 2],
-            Projections::Unfused(both) => both,
-        }
-    }
+    Unfused([MatrixId; 2]),
 }
 
 /// Experts with the same layouts.
@@ -49,18 +29,16 @@ pub(super) struct Bank {
     pub placed: usize,
     /// For a paged bank, all experts that it can hold.
     pub members: Vec<ExpertSlices>,
-    /// Gate and up projections.
-    pub gate_up: Projections<Matrix>,
+    pub gate_up: Projections,
     /// Whether `gate_up` begins with the rows of the shared expert. Then it has one segment.
     pub has_shared: bool,
-    /// Down projections.
-    pub down: Matrix,
+    pub down: MatrixId,
 }
 
 /// The experts of a layer, and the gate and up projections of the shared expert if no bank has them.
 pub(super) struct Banks {
     pub banks: Vec<Bank>,
-    pub shared: Option<Projections<Matrix>>,
+    pub shared: Option<Projections>,
 }
 
 /// The number of banks of a layer.
@@ -97,154 +75,129 @@ fn slices_of(ffn: &Ffn, hidden: usize) -> [Slice; 3] {
     [(gate.0, gate.1, rows), (up.0, up.1, rows), down].map(|(tensor, first, rows)| Slice { tensor, first, rows })
 }
 
-/// Arranges the experts of a layer in banks. Errors: `UnsupportedTensorType`, and `OutOfMemory` if 8 rows of all
+/// Arranges the experts of a layer in banks, and adds their matrices to the graph. Errors: `UnsupportedTensorType`, and `OutOfMemory` if 8 rows of all
 /// experts do not fit into a binding.
-pub(super) fn banks(b: &Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Result<Banks> {
-    let limit = b.options.max_binding;
+pub(super) fn banks(b: &mut Builder, moe: &Moe, name: &dyn Fn(&str) -> String) -> Result<Banks> {
     let hidden = moe.router.cols;
     let width = moe.experts.first().map_or(0, |expert| expert.down.cols);
-    let mut shared = match &moe.shared {
-        Some(ffn) => {
-            let [gate, up, _] = slices_of(ffn, hidden);
-            Some((b.gate_up_planes(ffn)?, [gate, up]))
-        }
-        None => None,
-    };
+    let mut shared = None;
+    if let Some(ffn) = &moe.shared {
+        let [gate, up, _] = slices_of(ffn, hidden);
+        shared = Some((b.gate_up_planes(ffn)?, [gate, up]));
+    }
     let mut banks = Vec::new();
-    let matrix = |label: String, of: (Planes, usize), stack: Stack| {
-        Matrix::sliced(label, of, stack, (b.tensors, b.measured), limit)
-    };
     for (index, ([gate_planes, up_planes, down_planes], members)) in groups(b, moe)?.into_iter().enumerate() {
         let label = |part: &str| match index {
             0 => name(&format!("experts.{part}")),
             _ => name(&format!("experts.{index}.{part}")),
         };
-        let resident = match b.options.experts.slots {
-            Some(slots) if slots < members.len() => &members[..slots],
-            _ => &members[..],
-        };
-        let is_paged = resident.len() < members.len();
+        let placed = b.options.experts.slots.unwrap_or(usize::MAX).min(members.len());
+        let is_paged = placed < members.len();
         let labels = match gate_planes == up_planes {
-            true => ["gate_up"; 2],
-            false => ["gate", "up"],
+            true => ["gate_up", "gate_up", "down"],
+            false => ["gate", "up", "down"],
         };
-        if is_paged {
-            for (planes, part) in [gate_planes, up_planes].into_iter().zip(labels) {
-                pageable(planes, hidden, width, moe.top_k, resident.len(), &label(part))?;
-            }
-            pageable(down_planes, width, hidden, moe.top_k, resident.len(), &label("down"))?;
+        let shapes = [
+            (gate_planes, hidden, width),
+            (up_planes, hidden, width),
+            (down_planes, width, hidden),
+        ];
+        for ((planes, cols, rows), part) in shapes.into_iter().zip(labels).filter(|_| is_paged) {
+            pageable((planes, cols), rows, moe.top_k, placed, &label(part))?;
         }
-        let part = |part: usize, experts: &[usize]| -> Vec<Slice> {
-            let experts = experts.iter().filter_map(|&i| moe.experts.get(i));
-            experts.map(|expert| slices_of(expert, hidden)[part]).collect()
-        };
-        let others = if is_paged { &members[..] } else { &[] };
+        let slices: Vec<_> = members.iter().map(|&i| slices_of(&moe.experts[i], hidden)).collect();
+        let part = |part: usize, slices: &[[Slice; 3]]| slices.iter().map(|of| of[part]).collect::<Vec<_>>();
+        let others = if is_paged { &slices[..] } else { &[] };
         // The experts that the bank holds at first, and those that may replace them.
-        let [gates, ups, downs] = [0, 1, 2].map(|of| [part(of, resident), part(of, others)]);
+        let [gates, ups, downs] = [0, 1, 2].map(|of| [part(of, &slices[..placed]), part(of, others)]);
         let mut has_shared = false;
         let gate_up = if gate_planes == up_planes {
             let both = [0, 1].map(|of| [&gates[of][..], &ups[of]].concat());
             let mut stack = Stack::of(&both);
             if let Some((shared_planes, first)) = &shared
                 && *shared_planes == [gate_planes; 2]
-                && (!is_paged || fetchable_behind(gate_planes, hidden, first))
+                && (!is_paged || may_begin_behind((gate_planes, hidden), &first.map(|slice| slice.rows)))
             {
                 let with_shared = Stack { first, ..stack };
-                if with_shared.is_one_segment((gate_planes, hidden), (b.tensors, b.measured), limit)? {
+                let context = (b.tensors, b.measured);
+                if with_shared.is_one_segment((gate_planes, hidden), context, b.options.max_binding)? {
                     stack = with_shared;
                     has_shared = true;
                 }
             }
-            Projections::Fused(matrix(label(labels[0]), (gate_planes, hidden), stack)?)
+            Projections::Fused(b.sliced(label("gate_up"), (gate_planes, hidden), stack)?)
         } else {
             Projections::Unfused([
-                matrix(label(labels[0]), (gate_planes, hidden), Stack::of(&gates))?,
-                matrix(label(labels[1]), (up_planes, hidden), Stack::of(&ups))?,
+                b.sliced(label("gate"), (gate_planes, hidden), Stack::of(&gates))?,
+                b.sliced(label("up"), (up_planes, hidden), Stack::of(&ups))?,
             ])
         };
-        let down = matrix(label("down"), (down_planes, width), Stack::of(&downs))?;
+        let down = b.sliced(label("down"), (down_planes, width), Stack::of(&downs))?;
         if has_shared {
             shared = None;
         }
         let mut places = vec![ABSENT; moe.experts.len()];
-        for (place, &expert) in resident.iter().enumerate() {
+        for (place, &expert) in members[..placed].iter().enumerate() {
             places[expert] = place as u32;
         }
-        let all = members.iter().filter(|_| is_paged);
-        let all = all.filter_map(|&expert| Some((expert, moe.experts.get(expert)?)));
+        let all = members.into_iter().zip(slices).filter(|_| is_paged);
         banks.push(Bank {
             places,
-            placed: resident.len(),
-            members: all
-                .map(|(expert, ffn)| ExpertSlices {
-                    expert,
-                    slices: slices_of(ffn, hidden),
-                })
-                .collect(),
+            placed,
+            members: all.map(|(expert, slices)| ExpertSlices { expert, slices }).collect(),
             gate_up,
             has_shared,
             down,
         });
     }
     let shared = match shared {
+        None => None,
         Some(([planes, other], both)) if planes == other => {
             let stack = [both.to_vec(), Vec::new()];
-            let stack = Stack::of(&stack);
-            Some(Projections::Fused(matrix(
-                name("shared.gate_up"),
-                (planes, hidden),
-                stack,
-            )?))
+            let both = b.sliced(name("shared.gate_up"), (planes, hidden), Stack::of(&stack))?;
+            Some(Projections::Fused(both))
         }
         Some((planes, both)) => {
             let [gate, up] = both.map(|slice| [vec![slice], Vec::new()]);
             Some(Projections::Unfused([
-                matrix(name("shared.gate"), (planes[0], hidden), Stack::of(&gate))?,
-                matrix(name("shared.up"), (planes[1], hidden), Stack::of(&up))?,
+                b.sliced(name("shared.gate"), (planes[0], hidden), Stack::of(&gate))?,
+                b.sliced(name("shared.up"), (planes[1], hidden), Stack::of(&up))?,
             ]))
         }
-        None => None,
     };
     Ok(Banks { banks, shared })
 }
 
-/// Checks that single experts with this layout and number of rows can be replaced in a bank with `slots` slots.
+/// Checks that single experts with this layout, and these columns and rows, can be replaced in a bank.
 ///
 /// Errors: `OutOfMemory` if a token takes more experts than there are slots; `UnsupportedTensorType` if the scales of
 /// an expert end within a word, or if it shares a record with the next expert.
-fn pageable(planes: Planes, cols: usize, rows: usize, top_k: usize, slots: usize, label: &str) -> Result<()> {
+fn pageable(of: (Planes, usize), rows: usize, top_k: usize, slots: usize, label: &str) -> Result<()> {
     if slots < top_k {
         bail!(
             OutOfMemory,
             "{label}: {slots} slots, expected at least the {top_k} experts that a token takes"
         );
     }
-    let geometry = Geometry {
-        planes,
-        rows,
-        cols,
-        parts: 1,
-        amount: Amount::default(),
-    };
-    // A copy begins and ends at whole words.
-    if !geometry.may_begin_at(rows) {
+    if !may_begin_behind(of, &[rows]) {
         bail!(
             UnsupportedTensorType,
             "{label}: experts of {rows} rows in the layout {} cannot be fetched one by one",
-            planes.name()
+            of.0.name()
         );
     }
     Ok(())
 }
 
-/// Whether single experts can be replaced in a matrix that begins with these rows.
-fn fetchable_behind(planes: Planes, cols: usize, first: &[Slice]) -> bool {
-    let rows = first.iter().map(|slice| slice.rows).sum();
+/// Whether single experts can be replaced behind parts with these numbers of rows: a copy begins and ends at whole
+/// words.
+fn may_begin_behind((planes, cols): (Planes, usize), parts: &[usize]) -> bool {
+    let rows = parts.iter().sum();
     let geometry = Geometry {
         planes,
         rows,
         cols,
-        parts: first.len(),
+        parts: parts.len(),
         amount: Amount::default(),
     };
     geometry.may_begin_at(rows)

@@ -3,8 +3,8 @@
 use super::options::LowerOptions;
 use crate::dtype::planes::Planes;
 use crate::error::{Result, bail};
-use crate::graph::{self, Buffer, Fill, Matrix, Measured, Paged, Piece, Routed, Stacking, Vector};
-use crate::model::{FeedForward, Ffn, GateUp, Layer, Linear};
+use crate::graph::{self, Buffer, Fill, Matrix, Measured, Paged, Piece, Routed, Stack, Stacking, Vector};
+use crate::model::{Ffn, GateUp, Layer, Linear, Model};
 use crate::op::{Bind, BufferId, MatrixId, VectorId};
 use crate::source::{TensorId, Tensors};
 
@@ -19,24 +19,18 @@ pub(super) struct Builder<'a> {
     pub paged: Vec<Paged>,
 }
 
-impl<'a> Builder<'a> {
-    pub fn new(tensors: &'a dyn Tensors, options: &'a LowerOptions, measured: &'a Measured) -> Builder<'a> {
-        Builder {
-            tensors,
-            options,
-            measured,
-            buffers: Vec::new(),
-            matrices: Vec::new(),
-            vectors: Vec::new(),
-            routed: Vec::new(),
-            paged: Vec::new(),
-        }
-    }
-
+impl Builder<'_> {
     /// Tokens that the decoding kernels compute side by side: those of a speculative step, rounded up to a width that
     /// exists.
     pub fn width(&self) -> usize {
         (self.options.drafts + 1).next_power_of_two() as usize
+    }
+
+    /// The layers that are lowered: those of the network, and those of the draft head if it is used.
+    pub fn layers<'m>(&self, model: &'m Model) -> impl Iterator<Item = &'m Layer> + use<'m> {
+        let drafts = self.options.drafts;
+        let drafting = model.mtp.iter().filter(move |_| drafts != 0);
+        model.layers.iter().chain(drafting.flat_map(|mtp| &mtp.layers))
     }
 
     /// States that a recurrent layer keeps.
@@ -68,8 +62,10 @@ impl<'a> Builder<'a> {
         self.words(label, elements.next_multiple_of(32) * tokens)
     }
 
-    /// Adds a vector, or returns an equal one that exists.
-    pub fn vector(&mut self, label: String, pieces: Vec<Piece>, add: f32) -> VectorId {
+    /// Adds a vector of tensors, or of zeros, and their lengths, or returns an equal vector that exists.
+    pub fn vector(&mut self, label: impl Into<String>, pieces: &[(Option<TensorId>, usize)], add: f32) -> VectorId {
+        let (label, pieces) = (label.into(), pieces.iter());
+        let pieces: Vec<_> = pieces.map(|&(tensor, len)| Piece { tensor, len }).collect();
         let mut known = self.vectors.iter();
         if let Some(known) = known.position(|vector| vector.pieces == pieces && vector.add == add) {
             return known;
@@ -83,12 +79,8 @@ impl<'a> Builder<'a> {
         if siblings.iter().all(|linear| linear.bias.is_none()) {
             return None;
         }
-        let piece = |linear: &&Linear| Piece {
-            tensor: linear.bias,
-            len: linear.rows,
-        };
-        let pieces = siblings.iter().map(piece).collect();
-        Some(Bind::Vector(self.vector(label, pieces, 0.0)))
+        let pieces: Vec<_> = siblings.iter().map(|linear| (linear.bias, linear.rows)).collect();
+        Some(Bind::Vector(self.vector(label, &pieces, 0.0)))
     }
 
     pub fn planes(&self, tensor: TensorId) -> Result<Planes> {
@@ -101,8 +93,15 @@ impl<'a> Builder<'a> {
         Ok(self.add_matrix(matrix))
     }
 
+    /// A matrix of the slices of a stack, with this layout and number of columns.
+    pub fn sliced(&mut self, label: String, of: (Planes, usize), stack: Stack) -> Result<MatrixId> {
+        let limit = self.options.max_binding;
+        let matrix = Matrix::sliced(label, of, stack, (self.tensors, self.measured), limit)?;
+        Ok(self.add_matrix(matrix))
+    }
+
     /// Adds a matrix, or returns an equal one that exists.
-    pub fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
+    fn add_matrix(&mut self, matrix: Matrix) -> MatrixId {
         let mut known = self.matrices.iter();
         if let Some(known) = known.position(|known| known.is_same(&matrix)) {
             return known;
@@ -119,14 +118,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Whether the gate and up projections of a layer have different layouts, so that no kernel computes both. In a
-    /// mixture these are the projections of the shared expert.
-    pub fn gate_up_unfused(&self, layer: &Layer) -> Result<bool> {
-        let ffn = match &layer.ffn {
-            FeedForward::Dense(ffn) => Some(ffn),
-            FeedForward::Moe(moe) => moe.shared.as_ref(),
-        };
-        let Some(ffn) = ffn else { return Ok(false) };
+    /// Whether gate and up projections have different layouts, so that no kernel computes both.
+    pub fn is_unfused(&self, ffn: &Ffn) -> Result<bool> {
         let [gate, up] = self.gate_up_planes(ffn)?;
         Ok(gate != up)
     }

@@ -1,11 +1,10 @@
 //! The state of a lowering, which emits the steps of decode and prefill side by side.
 
 use super::builder::Builder;
-use crate::error::Result;
-use crate::graph::{Condition, Masked, Piece, Step, SwitchId};
+use crate::graph::{Condition, Masked, Segment, Step, SwitchId};
 use crate::lm::masks::Masking;
 use crate::lm::plan::RunBuffers;
-use crate::model::{Model, Moe};
+use crate::model::Model;
 use crate::op::{Bind, Bound, BufferId, MatrixId, Op, VectorId};
 use crate::source::TensorId;
 use std::fmt;
@@ -21,7 +20,7 @@ impl Phase {
     pub const BOTH: [Phase; 2] = [Phase::Decode, Phase::Prefill];
 }
 
-/// Index of each phase in pairs such as [`Streams`].
+/// Index of each phase in pairs such as [`Streams::h`].
 pub(super) const DECODE: usize = Phase::Decode as usize;
 pub(super) const PREFILL: usize = Phase::Prefill as usize;
 
@@ -44,34 +43,16 @@ pub(super) struct Scratch {
     pub partial: BufferId,
 }
 
-/// The buffers of the residual stream of a phase between two steps.
+/// The residual stream between two steps: its buffers in both phases.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stream {
-    pub h: BufferId,
-    /// A second buffer of the same size, for results that are normalised before they are added.
-    pub other: BufferId,
+pub(super) struct Streams {
+    pub h: [BufferId; 2],
+    /// Other buffers of the same size, for results that are normalised before they are added.
+    pub other: [BufferId; 2],
     /// Whether `x` holds the normalised stream. If not, in decode `x` and `squares` hold the first half of the norm,
     /// and in prefill `x` is not set.
     pub normed: bool,
 }
-
-impl Stream {
-    /// The stream in the other buffer.
-    pub fn swapped(self) -> Stream {
-        Stream {
-            h: self.other,
-            other: self.h,
-            normed: false,
-        }
-    }
-
-    pub fn with_normed(self, normed: bool) -> Stream {
-        Stream { normed, ..self }
-    }
-}
-
-/// The streams of decode and prefill.
-pub(super) type Streams = [Stream; 2];
 
 /// How a decoding product computes the norm of its input.
 #[derive(Clone, Copy)]
@@ -90,22 +71,20 @@ impl DecodeNorm {
     };
 }
 
-/// A stacked weight, its bias, and its first output.
-#[derive(Clone, Copy)]
+/// A weight that is multiplied with activations, and its bias.
 pub(super) struct Product {
-    pub matrix: MatrixId,
+    pub segments: Vec<SegmentShape>,
     pub bias: Option<Bind>,
-    pub row0: u32,
 }
 
-impl Product {
-    pub fn plain(matrix: MatrixId) -> Product {
-        Product {
-            matrix,
-            bias: None,
-            row0: 0,
-        }
-    }
+/// Weights and buffers before and after the layers, which all programs use.
+pub(super) struct Ends {
+    pub embed: MatrixId,
+    pub head: Product,
+    pub logits: BufferId,
+    pub final_norm: VectorId,
+    /// The streams after the last layer.
+    pub streams: Streams,
 }
 
 /// A layer in one pass over the stack.
@@ -136,6 +115,27 @@ pub(super) struct SegmentShape {
     pub row0: u32,
     pub second_row: u32,
     pub third_row: u32,
+    /// How a product with it can be masked.
+    pub masked: Option<Masked>,
+}
+
+/// What one half of a layer, its mixer or its feed-forward network, is lowered with: `h += half(norm(h))`.
+#[derive(Clone, Copy)]
+pub(super) struct Half {
+    pub path: LayerPath,
+    pub norm: VectorId,
+    /// The norm of its result, if the layer has one.
+    pub post_norm: Option<TensorId>,
+    /// The norm that follows.
+    pub next_norm: VectorId,
+    pub streams: Streams,
+}
+
+impl Half {
+    /// The label of a step, weight or buffer.
+    pub fn name(&self, role: &str) -> String {
+        format!("{}.{role}", self.path)
+    }
 }
 
 /// Buffers of mixtures of experts, large enough for every layer.
@@ -171,51 +171,23 @@ pub(super) struct Lowering<'a> {
     pub moe: Option<MoeScratch>,
     /// The switches and buffers of masks.
     pub masking: Masking,
-    steps: [Vec<Step>; 2],
-    taps: [Vec<(usize, BufferId)>; 2],
+    pub steps: [Vec<Step>; 2],
+    pub taps: [Vec<(usize, BufferId)>; 2],
     /// Conditions of the steps that are emitted now.
-    conditions: Vec<Condition>,
+    pub conditions: Vec<Condition>,
 }
 
-impl<'a> Lowering<'a> {
-    pub fn new(
-        b: Builder<'a>,
-        model: &'a Model,
-        buffers: RunBuffers,
-        ropes: Vec<BufferId>,
-        zeros: VectorId,
-        scratch: [Scratch; 2],
-    ) -> Lowering<'a> {
-        Lowering {
-            b,
-            model,
-            buffers,
-            ropes,
-            zeros,
-            scratch,
-            moe: None,
-            masking: Masking::default(),
-            steps: Default::default(),
-            taps: Default::default(),
-            conditions: Vec::new(),
-        }
-    }
-
+impl Lowering<'_> {
     /// The steps emitted so far, which are removed.
     pub fn take(&mut self, phase: Phase) -> Vec<Step> {
         std::mem::take(&mut self.steps[phase as usize])
-    }
-
-    /// The taps so far, which are removed.
-    pub fn take_taps(&mut self, phase: Phase) -> Vec<(usize, BufferId)> {
-        std::mem::take(&mut self.taps[phase as usize])
     }
 
     /// Lets callers read the stream at this point.
     pub fn tap(&mut self, streams: &Streams) {
         for phase in Phase::BOTH {
             let at = self.steps[phase as usize].len();
-            self.taps[phase as usize].push((at, streams[phase as usize].h));
+            self.taps[phase as usize].push((at, streams.h[phase as usize]));
         }
     }
 
@@ -249,12 +221,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Emits steps that run only if a switch is in this position.
-    pub fn under<T>(
-        &mut self,
-        switch: Option<SwitchId>,
-        on: bool,
-        emit: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
+    pub fn under<T>(&mut self, switch: Option<SwitchId>, on: bool, emit: impl FnOnce(&mut Self) -> T) -> T {
         self.conditions.extend(switch.map(|switch| Condition { switch, on }));
         let result = emit(self);
         if switch.is_some() {
@@ -266,25 +233,30 @@ impl<'a> Lowering<'a> {
     /// The segments of a matrix.
     pub fn segments(&self, matrix: MatrixId) -> Vec<SegmentShape> {
         let segments = self.b.matrices[matrix].segments.iter().enumerate();
-        let shape = |(i, segment): (usize, &crate::graph::Segment)| SegmentShape {
+        let shape = |(i, segment): (usize, &Segment)| SegmentShape {
             weight: Bind::Weight(matrix, i),
             rows: segment.geometry.rows as u32,
             groups: segment.geometry.groups() as u32,
             row0: segment.row0,
             second_row: segment.part_rows[1],
             third_row: segment.part_rows[2],
+            masked: None,
         };
         segments.map(shape).collect()
     }
 
+    /// A matrix without a bias, of which no mask leaves out anything.
+    pub fn plain(&self, matrix: MatrixId) -> Product {
+        Product {
+            segments: self.segments(matrix),
+            bias: None,
+        }
+    }
+
     /// A norm weight.
-    pub fn norm_weight(&mut self, label: String, tensor: TensorId) -> VectorId {
+    pub fn norm_weight(&mut self, label: impl Into<String>, tensor: TensorId) -> VectorId {
         let len = self.b.tensors.infos()[tensor].rows_cols().1;
-        let piece = Piece {
-            tensor: Some(tensor),
-            len,
-        };
-        self.b.vector(label, vec![piece], self.model.norm_add)
+        self.b.vector(label, &[(Some(tensor), len)], self.model.norm_add)
     }
 
     /// The norm weight at the start of a layer; after the last layer that of the head.
@@ -308,22 +280,19 @@ impl<'a> Lowering<'a> {
 
     /// How a decoding product computes the norm of the stream in `x`.
     pub fn decode_norm(&self, streams: &Streams) -> DecodeNorm {
-        if streams[DECODE].normed {
-            return DecodeNorm::NONE;
+        match streams.normed {
+            true => DecodeNorm::NONE,
+            false => self.stream_norm(),
         }
+    }
+
+    /// How a decoding product computes the norm whose first half is in `x` and `squares`.
+    pub fn stream_norm(&self) -> DecodeNorm {
         DecodeNorm {
             // One sum covers 4 elements, one vector 4 sums.
             square_vectors: self.model.hidden.div_ceil(16) as u32,
             inv_cols: 1.0 / self.model.hidden as f32,
             eps: self.model.eps,
-        }
-    }
-
-    /// Buffers for the experts of a layer. A network with a mixture always has them.
-    pub fn moe_scratch(&self, _: &Moe) -> Result<MoeScratch> {
-        match self.moe {
-            Some(scratch) => Ok(scratch),
-            None => crate::error::bail!(Internal, "a mixture of experts without buffers"),
         }
     }
 }

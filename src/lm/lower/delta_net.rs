@@ -1,54 +1,44 @@
 //! Gated DeltaNet layers as steps: projections, the recurrence, output.
 
-use super::context::{LayerPath, Lowering, Phase, Streams, vectors_of};
+use super::context::{Half, Lowering, Phase, Streams, vectors_of};
 use crate::error::{Result, bail};
-use crate::graph::{Fill, Piece};
-use crate::model::{DeltaNet, DeltaProjections, Layer, Linear};
-use crate::op::{self, Bind, VectorId};
+use crate::graph::Fill;
+use crate::model::{DeltaNet, DeltaProjections, Linear};
+use crate::op::{self, Bind};
 
 /// Added to the squares of q and k before the root that divides them. Networks are trained with this value.
 const LENGTH_EPS: f32 = 1e-6;
 
-/// Offsets of the projections of one token, in elements. Strides are distances from one key head to the next.
-struct Layout {
-    key_stride: usize,
-    k_at: usize,
-    v_at: usize,
-    z_at: usize,
-    value_stride: usize,
-    b_at: usize,
-    a_at: usize,
-    gate_stride: usize,
-}
-
-impl Layout {
-    fn of(net: &DeltaNet) -> Layout {
-        let group = net.value_heads / net.key_heads;
-        let (keys, values) = (net.key_heads * net.key_dim, net.value_heads * net.value_dim);
-        match net.projections {
-            DeltaProjections::Split { .. } => Layout {
-                key_stride: net.key_dim,
-                k_at: keys,
-                v_at: 2 * keys,
-                z_at: net.channels(),
-                value_stride: group * net.value_dim,
-                b_at: net.channels() + values,
-                a_at: net.channels() + values + net.value_heads,
-                gate_stride: group,
-            },
-            DeltaProjections::Fused { .. } => {
-                let stride = 2 * net.key_dim + 2 * group * net.value_dim;
-                let gates = net.key_heads * stride;
-                Layout {
-                    key_stride: stride,
-                    k_at: net.key_dim,
-                    v_at: 2 * net.key_dim,
-                    z_at: 2 * net.key_dim + group * net.value_dim,
-                    value_stride: stride,
-                    b_at: gates,
-                    a_at: gates + group,
-                    gate_stride: 2 * group,
-                }
+/// The parameters that locate the projections of one token.
+fn locations(net: &DeltaNet) -> op::delta_net::Params {
+    let group = net.value_heads / net.key_heads;
+    let (keys, values) = (net.key_heads * net.key_dim, net.value_heads * net.value_dim);
+    let vectors = |elements: usize| (elements / 4) as u32;
+    match net.projections {
+        DeltaProjections::Split { .. } => op::delta_net::Params {
+            key_stride: vectors(net.key_dim),
+            k_at: vectors(keys),
+            v_at: vectors(2 * keys),
+            z_at: vectors(net.channels()),
+            value_stride: vectors(group * net.value_dim),
+            b_at: (net.channels() + values) as u32,
+            a_at: (net.channels() + values + net.value_heads) as u32,
+            gate_stride: group as u32,
+            ..op::delta_net::Params::default()
+        },
+        DeltaProjections::Fused { .. } => {
+            let stride = 2 * net.key_dim + 2 * group * net.value_dim;
+            let gates = net.key_heads * stride;
+            op::delta_net::Params {
+                key_stride: vectors(stride),
+                k_at: vectors(net.key_dim),
+                v_at: vectors(2 * net.key_dim),
+                z_at: vectors(2 * net.key_dim + group * net.value_dim),
+                value_stride: vectors(stride),
+                b_at: gates as u32,
+                a_at: (gates + group) as u32,
+                gate_stride: 2 * group as u32,
+                ..op::delta_net::Params::default()
             }
         }
     }
@@ -69,15 +59,8 @@ pub(super) fn projected(net: &DeltaNet) -> usize {
 
 impl Lowering<'_> {
     /// h += delta_net(norm(h)).
-    pub fn delta_net(
-        &mut self,
-        path: LayerPath,
-        layer: &Layer,
-        net: &DeltaNet,
-        [norm, next_norm]: [VectorId; 2],
-        streams: Streams,
-    ) -> Result<Streams> {
-        let name = |role: &str| format!("{path}.gdn.{role}");
+    pub fn delta_net(&mut self, half: &Half, net: &DeltaNet) -> Result<Streams> {
+        let path = half.path;
         if net.key_heads == 0 || !net.value_heads.is_multiple_of(net.key_heads) {
             bail!(
                 UnsupportedModel,
@@ -86,21 +69,14 @@ impl Lowering<'_> {
                 net.key_heads
             );
         }
-        self.prefill_norm(&streams, norm, &name("norm"));
-        let stride = self.projections(&name("proj"), &siblings(&net.projections), &streams, None)?;
-        self.recurrence(&name, net, stride)?;
+        self.prefill_norm(&half.streams, half.norm, &half.name("gdn.norm"));
+        let stride = self.projections(&half.name("gdn.proj"), &siblings(&net.projections), &half.streams, None)?;
+        self.recurrence(half, net, stride)?;
         let x = self.scratch.map(|scratch| scratch.attn);
-        self.residual(
-            &name("out"),
-            &net.o,
-            x,
-            (layer.attn_post_norm, next_norm),
-            streams,
-            None,
-        )
+        self.residual(&half.name("gdn.out"), &net.o, x, half, None)
     }
 
-    fn recurrence(&mut self, name: &dyn Fn(&str) -> String, net: &DeltaNet, stride: u32) -> Result<()> {
+    fn recurrence(&mut self, half: &Half, net: &DeltaNet, stride: u32) -> Result<()> {
         let states = self.b.kept_states();
         // A run has at most as many tokens as there are states, and any of them may be the last that is accepted.
         let ring_len = net.taps as u64 + u64::from(states);
@@ -108,44 +84,30 @@ impl Lowering<'_> {
         let heads = net.value_heads as u64;
         let state_bytes = u64::from(states) * heads * (net.key_dim * net.value_dim) as u64 * 4;
         let ring_bytes = heads * ring_len * head_inputs * 4;
-        let ring = self.b.buffer(name("ring"), ring_bytes, Fill::Zero)?;
-        let state = self.b.buffer(name("state"), state_bytes, Fill::Zero)?;
+        let ring = self.b.buffer(half.name("gdn.ring"), ring_bytes, Fill::Zero)?;
+        let state = self.b.buffer(half.name("gdn.state"), state_bytes, Fill::Zero)?;
 
-        let whole = |tensor, len| Piece {
-            tensor: Some(tensor),
-            len,
-        };
-        let conv = vec![whole(net.conv, net.channels() * net.taps)];
-        let conv = self.b.vector(name("conv"), conv, 0.0);
-        let gates = vec![whole(net.a_log, net.value_heads), whole(net.dt_bias, net.value_heads)];
-        let gates = self.b.vector(name("gates"), gates, 0.0);
+        let conv = [(Some(net.conv), net.channels() * net.taps)];
+        let conv = self.b.vector(half.name("gdn.conv"), &conv, 0.0);
+        let gates = [net.a_log, net.dt_bias].map(|tensor| (Some(tensor), net.value_heads));
+        let gates = self.b.vector(half.name("gdn.gates"), &gates, 0.0);
         // This norm multiplies by its weight, also in networks whose other norms multiply by 1 + weight.
-        let norm = self
-            .b
-            .vector(name("out_norm"), vec![whole(net.norm, net.value_dim)], 0.0);
-        let layout = Layout::of(net);
-        let vectors = |elements: usize| (elements / 4) as u32;
+        let norm = [(Some(net.norm), net.value_dim)];
+        let norm = self.b.vector(half.name("gdn.out_norm"), &norm, 0.0);
         let params = op::delta_net::Params {
             value_heads: net.value_heads as u32,
             heads_per_key: (net.value_heads / net.key_heads) as u32,
-            key_vectors: vectors(net.key_dim),
-            value_vectors: vectors(net.value_dim),
+            key_vectors: (net.key_dim / 4) as u32,
+            value_vectors: (net.value_dim / 4) as u32,
             taps: net.taps as u32,
             ring: net.taps as u32 + states,
             states,
             stride,
-            key_stride: vectors(layout.key_stride),
-            k_at: vectors(layout.k_at),
-            v_at: vectors(layout.v_at),
-            z_at: vectors(layout.z_at),
-            value_stride: vectors(layout.value_stride),
-            b_at: layout.b_at as u32,
-            a_at: layout.a_at as u32,
-            gate_stride: layout.gate_stride as u32,
             q_scale: (1.0 / (net.key_dim as f64).sqrt()) as f32,
             length_eps: LENGTH_EPS,
             eps: self.model.eps,
             y_stride: vectors_of(net.value_heads * net.value_dim),
+            ..locations(net)
         };
         for phase in Phase::BOTH {
             let scratch = self.scratch[phase as usize];
@@ -159,7 +121,7 @@ impl Lowering<'_> {
                 state: Bind::Buffer(state),
                 y: Bind::Buffer(scratch.attn),
             };
-            self.emit(phase, &name("step"), params, bindings);
+            self.emit(phase, &half.name("gdn.step"), params, bindings);
         }
         Ok(())
     }

@@ -6,34 +6,14 @@
 //! decoded since the last one, with the network's h. Cache entries of rejected drafts are at later positions and are
 //! overwritten.
 
-use super::context::{
-    DECODE, DecodeNorm, LayerPath, Lowering, PREFILL, Phase, Product, Scratch, Stream, Streams, vectors_of,
-};
+use super::context::vectors_of;
+use super::context::{DECODE, DecodeNorm, Ends, LayerPath, Lowering, PREFILL, Phase, Product, Scratch, Streams};
 use crate::error::{Result, bail};
 use crate::graph::{Stacking, Step};
 use crate::model::{HeadInput, Mixer, Mtp};
-use crate::op::{self, Bind, BufferId, MatrixId, Op, VectorId};
-
-/// Weights and buffers of the network that the head uses.
-pub(super) struct Shared {
-    pub embed: MatrixId,
-    pub lm_head: Product,
-    pub logits: BufferId,
-    pub final_norm: VectorId,
-    /// The network's streams after its last layer.
-    pub streams: Streams,
-}
-
-/// The head's steps.
-pub(super) struct DraftHead {
-    /// The steps that draft, before the network verifies the drafts.
-    pub speculate: Vec<Step>,
-    /// The steps that fill the head's cache, after a prefill of the network.
-    pub prefill: Vec<Step>,
-}
+use crate::op::{self, Bind, BufferId, Op, VectorId};
 
 /// Buffers and weights of the head alone.
-#[derive(Clone, Copy)]
 struct Head {
     /// `[embedding; hidden state]`, in both phases.
     pair: [BufferId; 2],
@@ -48,30 +28,23 @@ struct Head {
     input: HeadInput,
 }
 
-/// The hidden states that the head reads.
-enum Input {
-    /// Those of the network, in one phase.
-    Network(Phase),
-    /// Those of the head.
-    Head(BufferId),
-}
-
 impl Lowering<'_> {
-    /// Lowers the head for up to `depth` drafts in one step. Errors: those of the builder, and `UnsupportedModel` for
-    /// hidden sizes that are not whole groups of 32.
-    pub fn draft_head(&mut self, mtp: &Mtp, shared: &Shared, depth: u32) -> Result<DraftHead> {
+    /// Lowers the head: the steps that draft, before the network verifies the drafts, and the steps that fill the
+    /// head's cache, after a prefill of the network. Errors: those of the builder, and `UnsupportedModel` for hidden
+    /// sizes that are not whole groups of 32.
+    pub fn draft_head(&mut self, mtp: &Mtp, ends: &Ends) -> Result<[Vec<Step>; 2]> {
         let Some(batch) = self.buffers.draft_batch else {
             bail!(Internal, "no batch for the draft head");
         };
-        let head = self.head_buffers(mtp, shared)?;
+        let head = self.head_buffers(mtp, ends)?;
         let network = self.scratch;
         self.scratch = network.map(|scratch| Scratch { batch, ..scratch });
-        let result = self.draft_steps(mtp, shared, &head, depth, batch);
+        let result = self.draft_steps(mtp, ends, &head);
         self.scratch = network;
         result
     }
 
-    fn head_buffers(&mut self, mtp: &Mtp, shared: &Shared) -> Result<Head> {
+    fn head_buffers(&mut self, mtp: &Mtp, ends: &Ends) -> Result<Head> {
         let hidden = self.model.hidden;
         if !hidden.is_multiple_of(32) {
             bail!(
@@ -80,46 +53,37 @@ impl Lowering<'_> {
             );
         }
         let tokens = [self.b.width(), self.b.options.chunk as usize];
-        let others = shared.streams.map(|stream| stream.other);
-        let stream = |h: BufferId, other: BufferId| Stream {
-            h,
-            other,
-            normed: false,
-        };
         let matrix = self.b.matrix("draft.eh_proj", &[mtp.eh_proj.weight], Stacking::Rows)?;
+        let pair = [
+            self.b.rows("draft.pair", 2 * hidden, tokens[DECODE])?,
+            self.b.rows("draft.prefill.pair", 2 * hidden, tokens[PREFILL])?,
+        ];
+        let last = self.b.rows("draft.last", hidden, 1)?;
+        let own = [
+            self.b.rows("draft.h", hidden, tokens[DECODE])?,
+            self.b.rows("draft.prefill.h", hidden, tokens[PREFILL])?,
+        ];
         Ok(Head {
-            pair: [
-                self.b.rows("draft.pair", 2 * hidden, tokens[DECODE])?,
-                self.b.rows("draft.prefill.pair", 2 * hidden, tokens[PREFILL])?,
-            ],
-            last: self.b.rows("draft.last", hidden, 1)?,
-            enorm: self.norm_weight("draft.enorm".into(), mtp.enorm),
-            hnorm: self.norm_weight("draft.hnorm".into(), mtp.hnorm),
-            norm: self.norm_weight("draft.norm".into(), mtp.norm),
-            eh_proj: Product::plain(matrix),
-            own: [
-                stream(self.b.rows("draft.h", hidden, tokens[DECODE])?, others[DECODE]),
-                stream(
-                    self.b.rows("draft.prefill.h", hidden, tokens[PREFILL])?,
-                    others[PREFILL],
-                ),
-            ],
+            pair,
+            own: Streams {
+                h: own,
+                other: ends.streams.other,
+                normed: false,
+            },
+            last,
+            enorm: self.norm_weight("draft.enorm", mtp.enorm),
+            hnorm: self.norm_weight("draft.hnorm", mtp.hnorm),
+            norm: self.norm_weight("draft.norm", mtp.norm),
+            eh_proj: self.plain(matrix),
             input: mtp.input.unwrap_or(self.b.options.draft_input),
         })
     }
 
-    fn draft_steps(
-        &mut self,
-        mtp: &Mtp,
-        shared: &Shared,
-        head: &Head,
-        depth: u32,
-        batch: BufferId,
-    ) -> Result<DraftHead> {
-        let width = self.b.width() as u32;
+    fn draft_steps(&mut self, mtp: &Mtp, ends: &Ends, head: &Head) -> Result<[Vec<Step>; 2]> {
+        let (width, depth) = (self.b.width() as u32, self.b.options.drafts);
         let wide = |steps: Vec<Step>| steps.into_iter().map(move |step| Step { width, ..step });
         let (block, block_prefill, after) = self.draft_block(mtp, head)?;
-        let after_block = self.decode_norm(&after);
+        let batch = self.scratch[DECODE].batch;
         let bindings = op::speculate_begin::Bindings {
             slots: Bind::Buffer(self.buffers.slots),
             batch: Bind::Buffer(self.buffers.batch),
@@ -130,29 +94,25 @@ impl Lowering<'_> {
         let mut steps = self.take(Phase::Decode);
 
         // Run the positions that were decoded since the last step, and draft from the last of them.
-        self.draft_input(head, shared, Input::Network(Phase::Decode))?;
+        self.draft_input(head, ends, Phase::Decode, (ends.streams.h[DECODE], ends.final_norm));
         steps.extend(wide(self.take(Phase::Decode)));
         steps.extend(wide(block.clone()));
-        self.last_token(after[DECODE].h, head.last, batch);
+        self.last_token(after.h[DECODE], head.last, batch);
         self.pre_norm(head.last, head.norm);
-        let norm = self.decode_norm(&after.map(|stream| stream.with_normed(false)));
-        self.draft_token(shared, norm, 1, batch);
+        self.draft_token(ends, self.stream_norm(), 1);
         for number in 2..=depth {
-            let y = if number == 2 { head.last } else { after[DECODE].h };
-            self.draft_input(head, shared, Input::Head(y))?;
+            let y = if number == 2 { head.last } else { after.h[DECODE] };
+            self.draft_input(head, ends, Phase::Decode, (y, head.norm));
             steps.extend(self.take(Phase::Decode));
             steps.extend(block.iter().cloned());
-            self.draft_token(shared, after_block, number, batch);
+            self.draft_token(ends, self.decode_norm(&after), number);
         }
         steps.extend(self.take(Phase::Decode));
 
-        self.draft_input(head, shared, Input::Network(Phase::Prefill))?;
+        self.draft_input(head, ends, Phase::Prefill, (ends.streams.h[PREFILL], ends.final_norm));
         let mut prefill = self.take(Phase::Prefill);
         prefill.extend(block_prefill);
-        Ok(DraftHead {
-            speculate: steps,
-            prefill,
-        })
+        Ok([steps, prefill])
     }
 
     /// The head's layers in both phases, over its own stream, and the streams after them.
@@ -164,20 +124,18 @@ impl Lowering<'_> {
             norms.push(self.norm_weight(format!("layer.{:02}.attn.norm", first + i), layer.attn_norm));
         }
         norms.push(head.norm);
-        self.pre_norm(head.own[DECODE].h, norms[0]);
+        self.pre_norm(head.own.h[DECODE], norms[0]);
         let mut streams = head.own;
         for (i, layer) in mtp.layers.iter().enumerate() {
+            if let Mixer::DeltaNet(_) = layer.mixer {
+                bail!(UnsupportedModel, "a draft head with linear attention");
+            }
             let path = LayerPath {
                 layer: first + i,
                 pass: 0,
                 invocation: None,
             };
-            let ffn_norm = self.norm_weight(format!("layer.{:02}.ffn.norm", first + i), layer.ffn_norm);
-            let Mixer::Attention(attention) = &layer.mixer else {
-                bail!(UnsupportedModel, "a draft head with linear attention");
-            };
-            streams = self.attention(path, layer, attention, [norms[i], ffn_norm], streams)?;
-            streams = self.ffn(path, layer, [ffn_norm, norms[i + 1]], streams)?;
+            streams = self.layer(path, layer, [norms[i], norms[i + 1]], streams)?;
         }
         let mut prefill = self.take(Phase::Prefill);
         // A prefill only fills the head's cache. The steps after the last keys and values are not needed.
@@ -186,12 +144,8 @@ impl Lowering<'_> {
         Ok((self.take(Phase::Decode), prefill, streams))
     }
 
-    /// Computes the head's stream from hidden states and tokens.
-    fn draft_input(&mut self, head: &Head, shared: &Shared, input: Input) -> Result<()> {
-        let (phase, mut source, norm) = match input {
-            Input::Network(phase) => (phase, shared.streams[phase as usize].h, shared.final_norm),
-            Input::Head(y) => (Phase::Decode, y, head.norm),
-        };
+    /// Computes the head's stream from tokens and hidden states: a buffer, and the norm that follows there.
+    fn draft_input(&mut self, head: &Head, ends: &Ends, phase: Phase, (mut source, norm): (BufferId, VectorId)) {
         let vectors = vectors_of(self.model.hidden);
         let pair = head.pair[phase as usize];
         if head.input == HeadInput::Normed {
@@ -200,36 +154,31 @@ impl Lowering<'_> {
         }
         self.norm_into(phase, source, head.hnorm, (pair, 2 * vectors, vectors), "draft.hnorm");
         // The embedding may overwrite the hidden state, which is no longer needed.
-        let h = head.own[phase as usize].h;
-        self.embed(phase, shared.embed, h);
+        let h = head.own.h[phase as usize];
+        self.embed(phase, ends.embed, h);
         self.norm_into(phase, h, head.enorm, (pair, 2 * vectors, 0), "draft.enorm");
-        let lists = self.lists("draft.eh_proj", head.eh_proj.matrix, 0, None)?;
+        let (label, from, y) = ("draft.eh_proj", &head.eh_proj, (h, vectors));
         match phase {
-            Phase::Decode => {
-                let norm = DecodeNorm::NONE;
-                self.matvec("draft.eh_proj", head.eh_proj, pair, norm, (h, vectors), &lists);
-            }
-            Phase::Prefill => self.matmul("draft.eh_proj", head.eh_proj, pair, (h, vectors), &lists),
+            Phase::Decode => self.matvec(label, from, pair, DecodeNorm::NONE, y),
+            Phase::Prefill => self.matmul(label, from, pair, y),
         }
-        Ok(())
     }
 
     /// Computes the logits of one token and drafts from them. A soft cap is not needed: it does not change which
     /// logit is the largest.
-    fn draft_token(&mut self, shared: &Shared, norm: DecodeNorm, number: u32, batch: BufferId) {
-        let stride = vectors_of(self.model.vocab);
-        let lists = vec![None; self.b.matrices[shared.lm_head.matrix].segments.len()];
-        let x = self.scratch[DECODE].x;
-        self.matvec("draft.head", shared.lm_head, x, norm, (shared.logits, stride), &lists);
+    fn draft_token(&mut self, ends: &Ends, norm: DecodeNorm, number: u32) {
+        let scratch = self.scratch[DECODE];
+        let y = (ends.logits, vectors_of(self.model.vocab));
+        self.matvec("draft.head", &ends.head, scratch.x, norm, y);
         let params = op::draft::Params {
             vocab: self.model.vocab as u32,
             number,
         };
         let bindings = op::draft::Bindings {
-            logits: Bind::Buffer(shared.logits),
+            logits: Bind::Buffer(ends.logits),
             slots: Bind::Buffer(self.buffers.slots),
             batch: Bind::Buffer(self.buffers.batch),
-            draft_batch: Bind::Buffer(batch),
+            draft_batch: Bind::Buffer(scratch.batch),
         };
         self.emit(Phase::Decode, "draft", params, bindings);
     }

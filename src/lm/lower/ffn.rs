@@ -1,48 +1,28 @@
 //! Gated feed-forward networks as steps: gate and up in one step if they have the same layout, down with the residual.
 
-use super::context::{LayerPath, Lowering, Phase, Product, Streams, vectors_of};
+use super::context::{DECODE, Half, Lowering, PREFILL, Phase, SegmentShape, Streams, vectors_of};
 use super::masking::{MaskUse, MaskedUnits};
 use crate::error::{Result, bail};
-use crate::graph::{Piece, Stacking};
+use crate::graph::Stacking;
 use crate::lm::masks::{Axis, Content, MaskAxis};
-use crate::model::{Activation, FeedForward, Ffn, GateUp, Layer, Linear};
-use crate::op::{self, Bind, MatrixId, VectorId};
+use crate::model::{Activation, Ffn, GateUp, Linear};
+use crate::op::{self, Bind, MatrixId};
 
 impl Lowering<'_> {
     /// h += ffn(norm(h)).
-    pub fn ffn(
-        &mut self,
-        path: LayerPath,
-        layer: &Layer,
-        [norm, next_norm]: [VectorId; 2],
-        streams: Streams,
-    ) -> Result<Streams> {
-        match &layer.ffn {
-            FeedForward::Dense(ffn) => self.dense(path, layer, ffn, [norm, next_norm], streams),
-            FeedForward::Moe(moe) => self.mixture(path, layer, moe, [norm, next_norm], streams),
-        }
-    }
-
-    fn dense(
-        &mut self,
-        path: LayerPath,
-        layer: &Layer,
-        ffn: &Ffn,
-        [norm, next_norm]: [VectorId; 2],
-        streams: Streams,
-    ) -> Result<Streams> {
-        let name = |role: &str| format!("{path}.ffn.{role}");
+    pub fn dense(&mut self, half: &Half, ffn: &Ffn) -> Result<Streams> {
+        let path = half.path;
         let neurons = self.masked_units(path, MaskAxis::Neurons, ffn.down.cols, 1);
-        self.prefill_norm(&streams, norm, &name("norm"));
+        self.prefill_norm(&half.streams, half.norm, &half.name("ffn.norm"));
         match &ffn.gate_up {
-            GateUp::Split(gate, up) if self.b.gate_up_unfused(layer)? => {
-                self.unfused(&name, [gate, up], neurons, &streams)?;
+            GateUp::Split(gate, up) if self.b.is_unfused(ffn)? => {
+                self.unfused(half, [gate, up], neurons)?;
             }
             GateUp::Split(gate, up) => {
                 let tensors = [gate.weight, up.weight];
-                let matrix = self.b.matrix(&name("gate_up"), &tensors, Stacking::Pair)?;
-                let bias = self.pair_bias(name("gate_up.bias"), ffn.down.cols, [gate, up]);
-                self.fused(&name, matrix, bias, ffn.down.cols, neurons, &streams)?;
+                let matrix = self.b.matrix(&half.name("ffn.gate_up"), &tensors, Stacking::Pair)?;
+                let bias = self.pair_bias(half.name("ffn.gate_up.bias"), ffn.down.cols, [gate, up]);
+                self.fused(half, (matrix, bias), ffn.down.cols, neurons)?;
             }
             GateUp::Fused(both) => {
                 if both.bias.is_some() {
@@ -51,13 +31,14 @@ impl Lowering<'_> {
                         "{path}: a fused gate and up projection has a bias, expected none"
                     );
                 }
-                let matrix = self.b.matrix(&name("gate_up"), &[both.weight; 2], Stacking::Halves)?;
-                self.fused(&name, matrix, None, ffn.down.cols, neurons, &streams)?;
+                let matrix = self
+                    .b
+                    .matrix(&half.name("ffn.gate_up"), &[both.weight; 2], Stacking::Halves)?;
+                self.fused(half, (matrix, None), ffn.down.cols, neurons)?;
             }
         }
         let x = self.scratch.map(|scratch| scratch.act);
-        let norms = (layer.ffn_post_norm, next_norm);
-        self.residual(&name("down"), &ffn.down, x, norms, streams, neurons.map(MaskUse::Cols))
+        self.residual(&half.name("ffn.down"), &ffn.down, x, half, neurons.map(MaskUse::Cols))
     }
 
     /// The biases of gate and up. Those of up begin at a whole vector.
@@ -67,37 +48,29 @@ impl Lowering<'_> {
         }
         let padding = width.next_multiple_of(4) - width;
         let pieces = [(gate.bias, width), (None, padding), (up.bias, width)];
-        let pieces = pieces.map(|(tensor, len)| Piece { tensor, len }).to_vec();
-        Some(Bind::Vector(self.b.vector(label, pieces, 0.0)))
+        Some(Bind::Vector(self.b.vector(label, &pieces, 0.0)))
     }
 
     /// Gate and up projections in one matrix.
     fn fused(
         &mut self,
-        name: &dyn Fn(&str) -> String,
-        matrix: MatrixId,
-        bias: Option<Bind>,
+        half: &Half,
+        (matrix, bias): (MatrixId, Option<Bind>),
         width: usize,
         neurons: Option<MaskedUnits>,
-        streams: &Streams,
     ) -> Result<()> {
-        let label = name("gate_up");
-        let gelu = self.gelu();
-        let has_bias = u32::from(bias.is_some());
-        let (bias, bias_up) = (self.bias(bias), width.next_multiple_of(4) as u32);
-        let norm = self.decode_norm(streams);
-        let [decode, prefill] = self.scratch;
-        for (i, segment) in self.segments(matrix).into_iter().enumerate() {
+        let label = half.name("ffn.gate_up");
+        let bias_up = width.next_multiple_of(4) as u32;
+        let norm = self.decode_norm(&half.streams);
+        let decode = self.scratch[DECODE];
+        for (i, mut segment) in self.segments(matrix).into_iter().enumerate() {
             let outputs = segment.second_row;
-            let (mut by_output, mut by_block) = (None, None);
+            let mut by_output = None;
             if let Some(units) = &neurons {
-                let axis = units.elements(segment.row0, outputs);
+                let axis = units.part(segment.row0, outputs);
                 by_output = Some(self.mask_list(format!("{label}.{i}.list"), units, Content::Outputs(axis))?);
-                let content = Content::Listed {
-                    rows: axis,
-                    cols: Axis::whole(segment.groups as usize * 32),
-                };
-                by_block = Some(self.mask_list(format!("{label}.{i}.chunk.list"), units, content)?);
+                let content = Content::Listed([axis, Axis::whole(segment.groups * 32)]);
+                segment.masked = Some(self.mask_list(format!("{label}.{i}.chunk.list"), units, content)?);
             }
             let params = op::matvec_glu::Params {
                 rows: segment.rows,
@@ -107,9 +80,9 @@ impl Lowering<'_> {
                 square_vectors: norm.square_vectors,
                 inv_cols: norm.inv_cols,
                 eps: norm.eps,
-                has_bias,
+                has_bias: u32::from(bias.is_some()),
                 bias_up,
-                gelu,
+                gelu: self.gelu(),
                 y_stride: vectors_of(width),
             };
             let bindings = op::matvec_glu::Bindings {
@@ -117,62 +90,66 @@ impl Lowering<'_> {
                 x: Bind::Buffer(decode.x),
                 squares: Bind::Buffer(decode.squares),
                 list: self.list(by_output),
-                bias,
+                bias: self.bias(bias),
                 y: Bind::Buffer(decode.act),
             };
             self.emit_masked(Phase::Decode, &label, params, bindings, by_output);
-            let params = op::matmul_glu::Params {
-                rows: segment.rows,
-                groups: segment.groups,
-                row0: segment.row0,
-                outputs,
-                y_stride: vectors_of(width),
-                has_bias,
-                bias_up,
-                gelu,
-            };
-            let bindings = op::matmul_glu::Bindings {
-                w: segment.weight,
-                batch: Bind::Buffer(prefill.batch),
-                x: Bind::Buffer(prefill.x),
-                list: self.list(by_block),
-                bias,
-                y: Bind::Buffer(prefill.act),
-            };
-            self.emit_masked(Phase::Prefill, &label, params, bindings, by_block);
+            self.matmul_glu(&label, segment, (outputs, width), (bias, bias_up));
         }
         // Prefill computes blocks of 4 neurons, and skips blocks without active ones. The neurons that are left out
         // are set to zero.
         let y = self.scratch.map(|scratch| scratch.act);
-        self.zero_masked(&[Phase::Prefill], &name("neurons"), y, neurons, width)
+        self.zero_masked(&[Phase::Prefill], &half.name("ffn.neurons"), y, neurons, width)
+    }
+
+    /// `act = activation(gate(x)) * up(x)` for a chunk. `outputs`: those of the segment, which has the rows of both, and
+    /// of all segments. `bias_up`: where the bias of up begins.
+    pub fn matmul_glu(
+        &mut self,
+        label: &str,
+        segment: SegmentShape,
+        (outputs, width): (u32, usize),
+        (bias, bias_up): (Option<Bind>, u32),
+    ) {
+        let prefill = self.scratch[PREFILL];
+        let params = op::matmul_glu::Params {
+            rows: segment.rows,
+            groups: segment.groups,
+            row0: segment.row0,
+            outputs,
+            y_stride: vectors_of(width),
+            has_bias: u32::from(bias.is_some()),
+            bias_up,
+            gelu: self.gelu(),
+        };
+        let bindings = op::matmul_glu::Bindings {
+            w: segment.weight,
+            batch: Bind::Buffer(prefill.batch),
+            x: Bind::Buffer(prefill.x),
+            list: self.list(segment.masked),
+            bias: self.bias(bias),
+            y: Bind::Buffer(prefill.act),
+        };
+        self.emit_masked(Phase::Prefill, label, params, bindings, segment.masked);
     }
 
     /// Gate and up projections of different layouts: one product each, then their gated product.
-    fn unfused(
-        &mut self,
-        name: &dyn Fn(&str) -> String,
-        [gate, up]: [&Linear; 2],
-        neurons: Option<MaskedUnits>,
-        streams: &Streams,
-    ) -> Result<()> {
+    fn unfused(&mut self, half: &Half, [gate, up]: [&Linear; 2], neurons: Option<MaskedUnits>) -> Result<()> {
         let vectors = vectors_of(gate.rows);
         let [decode, prefill] = self.scratch;
-        let norm = self.decode_norm(streams);
+        let norm = self.decode_norm(&half.streams);
         let to = [
-            ("gate", gate, [decode.act, prefill.act]),
-            ("up", up, [decode.up, prefill.up]),
+            ("ffn.gate", gate, [decode.act, prefill.act]),
+            ("ffn.up", up, [decode.up, prefill.up]),
         ];
         for (role, linear, y) in to {
-            let label = name(role);
-            let matrix = self.b.matrix(&label, &[linear.weight], Stacking::Rows)?;
-            let bias = self.b.biases(format!("{label}.bias"), &[linear]);
-            let from = Product { matrix, bias, row0: 0 };
-            let mask = neurons.map(MaskUse::Rows);
-            self.product(&label, from, [decode.x, prefill.x], norm, (y, vectors), mask)?;
+            let label = half.name(role);
+            let from = self.linear(&label, linear, neurons.map(MaskUse::Rows))?;
+            self.product(&label, &from, [decode.x, prefill.x], norm, (y, vectors));
         }
-        self.glu(&Phase::BOTH, &name("glu"), vectors);
+        self.glu(&Phase::BOTH, &half.name("ffn.glu"), vectors);
         let y = [decode.act, prefill.act];
-        self.zero_masked(&Phase::BOTH, &name("neurons"), y, neurons, gate.rows)
+        self.zero_masked(&Phase::BOTH, &half.name("ffn.neurons"), y, neurons, gate.rows)
     }
 
     /// `act = activation(act) * up`.
@@ -180,11 +157,8 @@ impl Lowering<'_> {
         let gelu = self.gelu();
         for &phase in phases {
             let scratch = self.scratch[phase as usize];
-            let bindings = op::glu::Bindings {
-                batch: Bind::Buffer(scratch.batch),
-                up: Bind::Buffer(scratch.up),
-                y: Bind::Buffer(scratch.act),
-            };
+            let [batch, up, y] = [scratch.batch, scratch.up, scratch.act].map(Bind::Buffer);
+            let bindings = op::glu::Bindings { batch, up, y };
             self.emit(phase, label, op::glu::Params { vectors, gelu }, bindings);
         }
     }

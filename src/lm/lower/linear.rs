@@ -1,9 +1,9 @@
 //! Steps that all layers use: embedding, norms, products with weights, and the head.
 
-use super::context::{DECODE, DecodeNorm, Lowering, PREFILL, Phase, Product, Streams, vectors_of};
+use super::context::{DECODE, DecodeNorm, Ends, Half, Lowering, PREFILL, Phase, Product, Streams, vectors_of};
 use super::masking::MaskUse;
 use crate::error::Result;
-use crate::graph::{Masked, Stacking};
+use crate::graph::Stacking;
 use crate::model::Linear;
 use crate::op::{self, Bind, BufferId, MatrixId, VectorId};
 use crate::source::TensorId;
@@ -17,11 +17,9 @@ impl Lowering<'_> {
                 row0: segment.row0,
                 multiplier: self.model.embed_multiplier,
             };
-            let bindings = op::embed::Bindings {
-                w: segment.weight,
-                batch: Bind::Buffer(self.scratch[phase as usize].batch),
-                h: Bind::Buffer(h),
-            };
+            let (w, batch) = (segment.weight, self.scratch[phase as usize].batch);
+            let [batch, h] = [batch, h].map(Bind::Buffer);
+            let bindings = op::embed::Bindings { w, batch, h };
             self.emit(phase, "embed", params, bindings);
         }
     }
@@ -29,11 +27,8 @@ impl Lowering<'_> {
     /// Makes the last token of a batch the only one, and copies its row of `source` to `to`.
     pub fn last_token(&mut self, source: BufferId, to: BufferId, batch: BufferId) {
         let vectors = vectors_of(self.model.hidden);
-        let bindings = op::last_token::Bindings {
-            source: Bind::Buffer(source),
-            to: Bind::Buffer(to),
-            batch: Bind::Buffer(batch),
-        };
+        let [source, to, batch] = [source, to, batch].map(Bind::Buffer);
+        let bindings = op::last_token::Bindings { source, to, batch };
         self.emit(Phase::Decode, "last", op::last_token::Params { vectors }, bindings);
     }
 
@@ -53,8 +48,8 @@ impl Lowering<'_> {
 
     /// Normalises the stream of prefill, unless the last step that added to it did.
     pub fn prefill_norm(&mut self, streams: &Streams, norm: VectorId, label: &str) {
-        if !streams[PREFILL].normed {
-            self.norm_to_x(Phase::Prefill, streams[PREFILL].h, norm, label);
+        if !streams.normed {
+            self.norm_to_x(Phase::Prefill, streams.h[PREFILL], norm, label);
         }
     }
 
@@ -81,56 +76,56 @@ impl Lowering<'_> {
             y_stride,
             y_first,
         };
-        let bindings = op::norm::Bindings {
-            batch: Bind::Buffer(self.scratch[phase as usize].batch),
-            x: Bind::Buffer(source),
-            g: Bind::Vector(norm),
-            y: Bind::Buffer(to),
-        };
-        self.emit(phase, label, params, bindings);
+        let [batch, x, y] = [self.scratch[phase as usize].batch, source, to].map(Bind::Buffer);
+        let g = Bind::Vector(norm);
+        self.emit(phase, label, params, op::norm::Bindings { batch, x, g, y });
+    }
+
+    /// Normalises the streams into their other buffers, and swaps the buffers.
+    pub fn norm_swapped(&mut self, streams: &Streams, norm: VectorId, label: &str) -> Streams {
+        for phase in Phase::BOTH {
+            let to = (streams.other[phase as usize], vectors_of(self.model.hidden), 0);
+            self.norm_into(phase, streams.h[phase as usize], norm, to, label);
+        }
+        // A step cannot read and write one buffer, so the stream moves to the other one.
+        Streams {
+            h: streams.other,
+            other: streams.h,
+            normed: false,
+        }
     }
 
     /// Prepares the stream for `norm` as the last step of a layer does. For layers that are left out.
     pub fn prepare(&mut self, streams: &Streams, norm: VectorId, label: &str) {
+        if !streams.normed {
+            return self.pre_norm(streams.h[DECODE], norm);
+        }
         for phase in Phase::BOTH {
-            let stream = streams[phase as usize];
-            match (phase, stream.normed) {
-                (_, true) => self.norm_to_x(phase, stream.h, norm, label),
-                (Phase::Decode, false) => self.pre_norm(stream.h, norm),
-                (Phase::Prefill, false) => {}
-            }
+            self.norm_to_x(phase, streams.h[phase as usize], norm, label);
         }
     }
 
-    /// Replaces the stream by the normalised stream between two passes over the layers, and prepares it for
-    /// `next_norm`.
-    pub fn between_passes(&mut self, streams: &Streams, norm: VectorId, next_norm: VectorId, pass: usize) -> Streams {
-        for phase in Phase::BOTH {
-            let stream = streams[phase as usize];
-            let to = (stream.other, vectors_of(self.model.hidden), 0);
-            self.norm_into(phase, stream.h, norm, to, &format!("pass.{pass}.norm"));
-        }
-        // A step cannot read and write one buffer, so the stream moves to the other one.
-        let streams = streams.map(|stream| stream.swapped());
-        self.pre_norm(streams[DECODE].h, next_norm);
-        streams
+    /// A weight and its bias.
+    pub fn linear(&mut self, label: &str, linear: &Linear, mask: Option<MaskUse>) -> Result<Product> {
+        let matrix = self.b.matrix(label, &[linear.weight], Stacking::Rows)?;
+        let bias = self.b.biases(format!("{label}.bias"), &[linear]);
+        self.operand(label, (matrix, 0), bias, mask)
     }
 
     /// `y = product(x)` for decoding. `y`: a buffer, and the vectors of 4 from one token's row to the next.
     pub fn matvec(
         &mut self,
         label: &str,
-        from: Product,
+        from: &Product,
         x: BufferId,
         norm: DecodeNorm,
         (y, y_stride): (BufferId, u32),
-        lists: &[Option<Masked>],
     ) {
-        for (segment, &masked) in self.segments(from.matrix).iter().zip(lists) {
+        for segment in &from.segments {
             let params = op::matvec::Params {
                 rows: segment.rows,
                 groups: segment.groups,
-                row0: from.row0 + segment.row0,
+                row0: segment.row0,
                 second_row: segment.second_row,
                 third_row: segment.third_row,
                 square_vectors: norm.square_vectors,
@@ -143,28 +138,21 @@ impl Lowering<'_> {
                 w: segment.weight,
                 x: Bind::Buffer(x),
                 squares: Bind::Buffer(self.scratch[DECODE].squares),
-                list: self.list(masked),
+                list: self.list(segment.masked),
                 bias: self.bias(from.bias),
                 y: Bind::Buffer(y),
             };
-            self.emit_masked(Phase::Decode, label, params, bindings, masked);
+            self.emit_masked(Phase::Decode, label, params, bindings, segment.masked);
         }
     }
 
     /// `y = product(x)` for a chunk.
-    pub fn matmul(
-        &mut self,
-        label: &str,
-        from: Product,
-        x: BufferId,
-        (y, y_stride): (BufferId, u32),
-        lists: &[Option<Masked>],
-    ) {
-        for (segment, &masked) in self.segments(from.matrix).iter().zip(lists) {
+    pub fn matmul(&mut self, label: &str, from: &Product, x: BufferId, (y, y_stride): (BufferId, u32)) {
+        for segment in &from.segments {
             let params = op::matmul::Params {
                 rows: segment.rows,
                 groups: segment.groups,
-                row0: from.row0 + segment.row0,
+                row0: segment.row0,
                 second_row: segment.second_row,
                 third_row: segment.third_row,
                 y_stride,
@@ -174,11 +162,11 @@ impl Lowering<'_> {
                 w: segment.weight,
                 batch: Bind::Buffer(self.scratch[PREFILL].batch),
                 x: Bind::Buffer(x),
-                list: self.list(masked),
+                list: self.list(segment.masked),
                 bias: self.bias(from.bias),
                 y: Bind::Buffer(y),
             };
-            self.emit_masked(Phase::Prefill, label, params, bindings, masked);
+            self.emit_masked(Phase::Prefill, label, params, bindings, segment.masked);
         }
     }
 
@@ -186,58 +174,43 @@ impl Lowering<'_> {
     pub fn product(
         &mut self,
         label: &str,
-        from: Product,
+        from: &Product,
         x: [BufferId; 2],
         norm: DecodeNorm,
         (y, y_stride): ([BufferId; 2], u32),
-        mask: Option<MaskUse>,
-    ) -> Result<()> {
-        let lists = self.lists(label, from.matrix, from.row0, mask)?;
-        self.matvec(label, from, x[DECODE], norm, (y[DECODE], y_stride), &lists);
-        self.matmul(label, from, x[PREFILL], (y[PREFILL], y_stride), &lists);
-        Ok(())
+    ) {
+        self.matvec(label, from, x[DECODE], norm, (y[DECODE], y_stride));
+        self.matmul(label, from, x[PREFILL], (y[PREFILL], y_stride));
     }
 
-    /// `h += linear(x)`, or `h += norm(linear(x))` if the layer has a norm there. `next_norm`: the norm that follows.
+    /// `h += linear(x)`, or `h += norm(linear(x))` if the layer has a norm there.
     pub fn residual(
         &mut self,
         label: &str,
         linear: &Linear,
         x: [BufferId; 2],
-        (post_norm, next_norm): (Option<TensorId>, VectorId),
-        streams: Streams,
+        half: &Half,
         mask: Option<MaskUse>,
     ) -> Result<Streams> {
-        let matrix = self.b.matrix(label, &[linear.weight], Stacking::Rows)?;
-        let bias = self.b.biases(format!("{label}.bias"), &[linear]);
-        let from = Product { matrix, bias, row0: 0 };
-        let Some(tensor) = post_norm else {
-            let lists = self.lists(label, matrix, 0, mask)?;
-            self.matvec_add(label, from, x[DECODE], next_norm, &streams, &lists);
-            self.matmul_add(label, from, x[PREFILL], &streams, &lists);
-            return Ok(streams.map(|stream| stream.with_normed(false)));
+        let streams = half.streams;
+        let from = self.linear(label, linear, mask)?;
+        let Some(post_norm) = half.post_norm else {
+            self.matvec_add(label, &from, x[DECODE], half.next_norm, &streams);
+            self.matmul_add(label, &from, x[PREFILL], &streams);
+            let normed = false;
+            return Ok(Streams { normed, ..streams });
         };
-        let y = streams.map(|stream| stream.other);
-        self.product(label, from, x, DecodeNorm::NONE, (y, vectors_of(linear.rows)), mask)?;
-        let label = format!("{label}.norm");
-        let post_norm = self.norm_weight(label.clone(), tensor);
-        Ok(self.add_norm(&label, post_norm, next_norm, streams))
+        let y = (streams.other, vectors_of(linear.rows));
+        self.product(label, &from, x, DecodeNorm::NONE, y);
+        Ok(self.add_norm(&format!("{label}.norm"), post_norm, half))
     }
 
     /// `h += product(x)` for decoding, and the first half of `next_norm`. A product with a bias does not run as the
     /// masked variant. The result is the same, because its input is zero in the columns that a mask leaves out.
-    pub fn matvec_add(
-        &mut self,
-        label: &str,
-        from: Product,
-        x: BufferId,
-        next_norm: VectorId,
-        streams: &Streams,
-        lists: &[Option<Masked>],
-    ) {
+    pub fn matvec_add(&mut self, label: &str, from: &Product, x: BufferId, next_norm: VectorId, streams: &Streams) {
         let scratch = self.scratch[DECODE];
-        for (segment, &masked) in self.segments(from.matrix).iter().zip(lists) {
-            let masked = masked.filter(|_| from.bias.is_none());
+        for segment in &from.segments {
+            let masked = segment.masked.filter(|_| from.bias.is_none());
             let params = op::matvec_add::Params {
                 rows: segment.rows,
                 groups: segment.groups,
@@ -252,7 +225,7 @@ impl Lowering<'_> {
                 x: Bind::Buffer(x),
                 list: masked.map_or(self.bias(from.bias), |masked| Bind::Buffer(masked.list)),
                 g: Bind::Vector(next_norm),
-                h: Bind::Buffer(streams[DECODE].h),
+                h: Bind::Buffer(streams.h[DECODE]),
                 x_scaled: Bind::Buffer(scratch.x),
                 squares: Bind::Buffer(scratch.squares),
             };
@@ -260,8 +233,8 @@ impl Lowering<'_> {
         }
     }
 
-    fn matmul_add(&mut self, label: &str, from: Product, x: BufferId, streams: &Streams, lists: &[Option<Masked>]) {
-        for (segment, &masked) in self.segments(from.matrix).iter().zip(lists) {
+    fn matmul_add(&mut self, label: &str, from: &Product, x: BufferId, streams: &Streams) {
+        for segment in &from.segments {
             let params = op::matmul_add::Params {
                 rows: segment.rows,
                 groups: segment.groups,
@@ -275,49 +248,52 @@ impl Lowering<'_> {
                 w: segment.weight,
                 batch: Bind::Buffer(self.scratch[PREFILL].batch),
                 x: Bind::Buffer(x),
-                list: self.list(masked),
+                list: self.list(segment.masked),
                 bias: self.bias(from.bias),
-                h: Bind::Buffer(streams[PREFILL].h),
+                h: Bind::Buffer(streams.h[PREFILL]),
             };
-            self.emit_masked(Phase::Prefill, label, params, bindings, masked);
+            self.emit_masked(Phase::Prefill, label, params, bindings, segment.masked);
         }
     }
 
-    /// `h += norm(other)`, then `x = norm(h)`.
-    pub fn add_norm(&mut self, label: &str, post_norm: VectorId, next_norm: VectorId, streams: Streams) -> Streams {
+    /// `h += norm(other)`, then `x = norm(h)` with the norm that follows.
+    pub fn add_norm(&mut self, label: &str, post_norm: TensorId, half: &Half) -> Streams {
+        let streams = half.streams;
+        let post = Bind::Vector(self.norm_weight(label, post_norm));
         let params = op::add_norm::Params {
             vectors: vectors_of(self.model.hidden),
             inv_cols: 1.0 / self.model.hidden as f32,
             eps: self.model.eps,
         };
         for phase in Phase::BOTH {
-            let (scratch, stream) = (self.scratch[phase as usize], streams[phase as usize]);
+            let scratch = self.scratch[phase as usize];
             let bindings = op::add_norm::Bindings {
                 batch: Bind::Buffer(scratch.batch),
-                y: Bind::Buffer(stream.other),
-                post: Bind::Vector(post_norm),
-                g: Bind::Vector(next_norm),
-                h: Bind::Buffer(stream.h),
+                y: Bind::Buffer(streams.other[phase as usize]),
+                post,
+                g: Bind::Vector(half.next_norm),
+                h: Bind::Buffer(streams.h[phase as usize]),
                 x: Bind::Buffer(scratch.x),
             };
             self.emit(phase, label, params, bindings);
         }
-        streams.map(|stream| stream.with_normed(true))
+        let normed = true;
+        Streams { normed, ..streams }
     }
 
     /// Computes the logits of decoded tokens, and samples the tokens that follow.
-    pub fn head(&mut self, from: Product, norm: DecodeNorm, logits: BufferId) {
+    pub fn head(&mut self, ends: &Ends, norm: DecodeNorm) {
         let stride = vectors_of(self.model.vocab);
-        let lists = vec![None; self.b.matrices[from.matrix].segments.len()];
-        self.matvec("head", from, self.scratch[DECODE].x, norm, (logits, stride), &lists);
-        self.cap(Phase::Decode, logits);
+        let x = self.scratch[DECODE].x;
+        self.matvec("head", &ends.head, x, norm, (ends.logits, stride));
+        self.cap(Phase::Decode, ends.logits);
         let params = op::sample::Params {
             vocab: self.model.vocab as u32,
             stride: stride * 4,
         };
         let bindings = op::sample::Bindings {
             settings: Bind::Buffer(self.buffers.settings),
-            logits: Bind::Buffer(logits),
+            logits: Bind::Buffer(ends.logits),
             batch: Bind::Buffer(self.buffers.batch),
             slots: Bind::Buffer(self.buffers.slots),
             seen: Bind::Buffer(self.buffers.seen),
@@ -326,11 +302,10 @@ impl Lowering<'_> {
     }
 
     /// The logits of every token of a chunk.
-    pub fn all_logits(&mut self, from: Product, streams: &Streams, norm: VectorId, logits: BufferId) {
-        self.prefill_norm(streams, norm, "head.norm");
-        let lists = vec![None; self.b.matrices[from.matrix].segments.len()];
+    pub fn all_logits(&mut self, ends: &Ends, logits: BufferId) {
+        self.prefill_norm(&ends.streams, ends.final_norm, "head.norm");
         let y = (logits, vectors_of(self.model.vocab));
-        self.matmul("head", from, self.scratch[PREFILL].x, y, &lists);
+        self.matmul("head", &ends.head, self.scratch[PREFILL].x, y);
         self.cap(Phase::Prefill, logits);
     }
 
@@ -345,10 +320,7 @@ impl Lowering<'_> {
             multiplier,
             cap,
         };
-        let bindings = op::cap::Bindings {
-            batch: Bind::Buffer(self.scratch[phase as usize].batch),
-            y: Bind::Buffer(logits),
-        };
-        self.emit(phase, "head.cap", params, bindings);
+        let [batch, y] = [self.scratch[phase as usize].batch, logits].map(Bind::Buffer);
+        self.emit(phase, "head.cap", params, op::cap::Bindings { batch, y });
     }
 }

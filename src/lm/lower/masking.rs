@@ -1,9 +1,9 @@
 //! Lists and switches for the units that the task masks of a model can leave out.
 
-use super::context::{LayerPath, Lowering, Phase, vectors_of};
+use super::context::{LayerPath, Lowering, Phase, Product, vectors_of};
 use crate::error::Result;
-use crate::graph::{Fill, Masked, SwitchId};
-use crate::lm::masks::{Axis, Content, MaskAxis, Shared, Switch, Target, restricts};
+use crate::graph::{Masked, SwitchId};
+use crate::lm::masks::{Axis, Content, MaskAxis, Switch, Target, restricts};
 use crate::op::{self, Bind, BufferId, MatrixId};
 
 /// The units of the rows or columns of a weight that a mask can leave out.
@@ -12,22 +12,17 @@ pub(super) struct MaskedUnits {
     pub invocation: usize,
     pub axis: MaskAxis,
     pub switch: SwitchId,
-    /// Elements of a unit, which is a neuron, a head or an expert.
-    pub per: usize,
-    /// Elements that belong to one unit each. They come first.
-    pub limit: usize,
-    /// The units of the elements after them.
-    pub shared: Option<Shared>,
+    /// Which unit each element of a row or column belongs to.
+    pub elements: Axis,
 }
 
 impl MaskedUnits {
-    pub fn elements(&self, first: u32, len: u32) -> Axis {
+    /// Some of the elements.
+    pub fn part(&self, first: u32, len: u32) -> Axis {
         Axis {
             first: first as usize,
             len: len as usize,
-            per: self.per,
-            limit: self.limit,
-            shared: self.shared,
+            ..self.elements
         }
     }
 }
@@ -51,9 +46,7 @@ impl Lowering<'_> {
             invocation,
             axis,
             switch: self.masking.switch(Switch::Restricted(invocation, axis)),
-            per,
-            limit: units * per,
-            shared: None,
+            elements: Axis::of(units, per),
         })
     }
 
@@ -76,7 +69,7 @@ impl Lowering<'_> {
 
     /// A new buffer that masks fill.
     pub fn mask_buffer(&mut self, label: String, units: &MaskedUnits, content: Content) -> Result<BufferId> {
-        let buffer = self.b.buffer(label, content.len() as u64 * 4, Fill::Zero)?;
+        let buffer = self.b.words(label, content.words(&|_| true).len())?;
         self.fill_by_mask(units, buffer, content);
         Ok(buffer)
     }
@@ -89,32 +82,26 @@ impl Lowering<'_> {
         })
     }
 
-    /// The lists of a product's segments, whose outputs begin at `row0`.
-    pub fn lists(
+    /// A matrix whose outputs begin at `row0`. If a mask leaves out rows or columns, its segments get lists.
+    pub fn operand(
         &mut self,
         label: &str,
-        matrix: MatrixId,
-        row0: u32,
+        (matrix, row0): (MatrixId, u32),
+        bias: Option<Bind>,
         mask: Option<MaskUse>,
-    ) -> Result<Vec<Option<Masked>>> {
-        let segments = self.segments(matrix).into_iter().enumerate();
-        let list = |(i, segment): (usize, super::context::SegmentShape)| {
-            let whole_cols = Axis::whole(segment.groups as usize * 32);
-            let (units, content) = match mask {
-                None => return Ok(None),
-                Some(MaskUse::Rows(units)) => {
-                    let rows = units.elements(row0 + segment.row0, segment.rows);
-                    (units, Content::Listed { rows, cols: whole_cols })
-                }
-                Some(MaskUse::Cols(units)) => {
-                    let rows = Axis::whole(segment.rows as usize);
-                    let cols = units.elements(0, segment.groups * 32);
-                    (units, Content::Listed { rows, cols })
-                }
+    ) -> Result<Product> {
+        let mut segments = self.segments(matrix);
+        for (i, segment) in segments.iter_mut().enumerate() {
+            segment.row0 += row0;
+            let cols = segment.groups * 32;
+            let (units, axes) = match mask {
+                None => continue,
+                Some(MaskUse::Rows(units)) => (units, [units.part(segment.row0, segment.rows), Axis::whole(cols)]),
+                Some(MaskUse::Cols(units)) => (units, [Axis::whole(segment.rows), units.part(0, cols)]),
             };
-            self.mask_list(format!("{label}.{i}.list"), &units, content).map(Some)
-        };
-        segments.map(list).collect()
+            segment.masked = Some(self.mask_list(format!("{label}.{i}.list"), &units, Content::Listed(axes))?);
+        }
+        Ok(Product { segments, bias })
     }
 
     /// Sets elements that a mask leaves out to zero, in rows of `len` elements.
@@ -127,22 +114,18 @@ impl Lowering<'_> {
         len: usize,
     ) -> Result<()> {
         let Some(units) = units else { return Ok(()) };
-        let content = Content::Bits(units.elements(0, len as u32));
+        let content = Content::Bits(units.part(0, len as u32));
         let bits = self.mask_buffer(format!("{label}.bits"), &units, content)?;
-        for &phase in phases {
-            self.under(Some(units.switch), true, |lowering| {
-                let params = op::zero_masked::Params {
-                    vectors: vectors_of(len),
-                };
-                let bindings = op::zero_masked::Bindings {
-                    batch: Bind::Buffer(lowering.scratch[phase as usize].batch),
-                    bits: Bind::Buffer(bits),
-                    y: Bind::Buffer(y[phase as usize]),
-                };
-                lowering.emit(phase, label, params, bindings);
-                Ok(())
-            })?;
-        }
+        let params = op::zero_masked::Params {
+            vectors: vectors_of(len),
+        };
+        self.under(Some(units.switch), true, |lowering| {
+            for &phase in phases {
+                let buffers = [lowering.scratch[phase as usize].batch, bits, y[phase as usize]];
+                let [batch, bits, y] = buffers.map(Bind::Buffer);
+                lowering.emit(phase, label, params, op::zero_masked::Bindings { batch, bits, y });
+            }
+        });
         Ok(())
     }
 }

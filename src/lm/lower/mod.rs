@@ -11,21 +11,21 @@ mod ffn;
 mod linear;
 mod masking;
 mod moe;
-mod moe_unfused;
+mod moe_steps;
 mod options;
 
 pub use options::{ExpertOptions, LowerOptions};
 
-use super::masks::Invocation;
+use super::masks::{Invocation, Masking};
 use super::plan::{Plan, ProgramKind, RunBuffers};
 use crate::error::{Result, bail};
-use crate::graph::{Fill, Graph, Measured, Piece, Program, Selection, Stacking, Step};
+use crate::graph::{Fill, Graph, Measured, Program, Selection, Stacking, Step};
 use crate::model::{FeedForward, Layer, Mixer, Model};
 use crate::op::{BufferId, KV_PAGE, MAX_WIDTH, MatrixId, SlotState, VectorId, batch_len};
 use crate::sampling;
 use crate::source::{Mask, Tensors};
 use builder::Builder;
-use context::{DECODE, LayerPath, Lowering, PREFILL, Phase, Product, Scratch, Stream, Streams};
+use context::{DECODE, Ends, Half, LayerPath, Lowering, PREFILL, Phase, Scratch, Streams};
 use std::sync::Arc;
 
 /// Lowers the network, and selects no mask. `measured` keeps sizes of rows between lowerings of the same tensors.
@@ -35,19 +35,37 @@ use std::sync::Arc;
 /// rotation.
 pub fn lower(model: &Model, tensors: &dyn Tensors, options: &LowerOptions, measured: &Measured) -> Result<Plan> {
     check(model, options)?;
-    let mut b = Builder::new(tensors, options, measured);
+    let mut b = Builder {
+        tensors,
+        options,
+        measured,
+        buffers: Vec::new(),
+        matrices: Vec::new(),
+        vectors: Vec::new(),
+        routed: Vec::new(),
+        paged: Vec::new(),
+    };
     let buffers = run_buffers(&mut b, model)?;
     let logits = b.rows("decode.logits", model.vocab, b.width())?;
     let (scratch, streams) = scratch(&mut b, model, buffers.batch)?;
     let moe = moe::scratch(&mut b, model)?;
     let ropes = ropes(&mut b, model)?;
-    let zeros = vec![Piece { tensor: None, len: 32 }];
-    let zeros = b.vector("zeros.32".into(), zeros, 0.0);
-    let mut lowering = Lowering::new(b, model, buffers, ropes, zeros, scratch);
-    lowering.moe = moe;
-
+    let zeros = b.vector("zeros.32", &[(None, 32)], 0.0);
+    let mut lowering = Lowering {
+        b,
+        model,
+        buffers,
+        ropes,
+        zeros,
+        scratch,
+        moe,
+        masking: Masking::default(),
+        steps: Default::default(),
+        taps: Default::default(),
+        conditions: Vec::new(),
+    };
     let embed = lowering.b.matrix("embed", &[model.embed], Stacking::Rows)?;
-    let head = lowering.head_product(embed)?;
+    let head = lowering.linear("lm_head", &model.lm_head, None)?;
     let (streams, final_norm) = lowering.backbone(embed, streams)?;
     let ends = Ends {
         embed,
@@ -102,58 +120,49 @@ fn run_buffers(b: &mut Builder, model: &Model) -> Result<RunBuffers> {
         pages: b.buffer("pages", u64::from(slot_pages) * 4, Fill::Indices(slot_pages))?,
         settings: b.words("settings", sampling::SETTINGS_WORDS)?,
         seen: b.words("seen", model.vocab)?,
-        draft_batch: match has_head {
-            true => Some(b.words("draft.batch", batch_len(tokens))?),
-            false => None,
-        },
+        draft_batch: has_head
+            .then(|| b.words("draft.batch", batch_len(tokens)))
+            .transpose()?,
     })
 }
 
 /// Buffers of activations for the tokens of a decoding run and of a chunk, large enough for every layer.
 fn scratch(b: &mut Builder, model: &Model, batch: BufferId) -> Result<([Scratch; 2], Streams)> {
-    let drafting = model.mtp.iter().filter(|_| b.options.drafts != 0);
-    let layers: Vec<&Layer> = model
-        .layers
-        .iter()
-        .chain(drafting.flat_map(|mtp| &mtp.layers))
-        .collect();
-    let widest = |f: &dyn Fn(&Layer) -> usize| layers.iter().map(|layer| f(layer)).max().unwrap_or(0);
-    // Elements of attention's partial results per block, of a token's projections, and of the output projection's
-    // input.
-    let mixer = |layer: &Layer| match &layer.mixer {
-        Mixer::Attention(attention) => [
-            attention.heads * (4 + attention.head_dim),
-            attention.projections.iter().map(|linear| linear.rows).sum(),
-            attention.o.cols,
-        ],
-        Mixer::DeltaNet(net) => [0, delta_net::projected(net), net.o.cols],
-    };
-    let [partial, qkv, attn] = [0, 1, 2].map(|i| widest(&|layer| mixer(layer)[i]));
-    let act = widest(&|layer| match &layer.ffn {
-        FeedForward::Dense(ffn) => ffn.down.cols,
-        FeedForward::Moe(moe) => moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols),
-    });
-    let post_norms = layers
-        .iter()
-        .any(|layer| layer.attn_post_norm.is_some() || layer.ffn_post_norm.is_some());
-    let mut unfused = false;
-    for layer in &layers {
-        unfused |= b.gate_up_unfused(layer)?;
+    // Elements of attention's partial results per block, of a token's projections, of the output projection's input,
+    // and of a feed-forward network's activations.
+    let mut widest = [0; 4];
+    let (mut unfused, mut has_other) = (false, model.loop_norm);
+    for layer in b.layers(model) {
+        let ffn = match &layer.ffn {
+            FeedForward::Dense(ffn) => Some(ffn),
+            FeedForward::Moe(moe) => moe.shared.as_ref(),
+        };
+        let act = ffn.map_or(0, |ffn| ffn.down.cols);
+        let sizes = match &layer.mixer {
+            Mixer::Attention(attention) => [
+                attention.heads * (4 + attention.head_dim),
+                attention.projections.iter().map(|linear| linear.rows).sum(),
+                attention.o.cols,
+                act,
+            ],
+            Mixer::DeltaNet(net) => [0, delta_net::projected(net), net.o.cols, act],
+        };
+        widest = [0, 1, 2, 3].map(|i| sizes[i].max(widest[i]));
+        unfused |= ffn.map_or(Ok(false), |ffn| b.is_unfused(ffn))?;
+        has_other |= layer.attn_post_norm.is_some() || layer.ffn_post_norm.is_some();
     }
+    let [partial, qkv, attn, act] = widest;
     let (width, chunk) = (b.width(), b.options.chunk as usize);
     let blocks = b.options.ctx.div_ceil(KV_PAGE) as usize;
     let squares = b.rows("decode.squares", model.hidden / 4, width)?;
     let partial = b.words("decode.partial", width * partial * blocks)?;
-    let mut of_phase = |prefix: &str, tokens: usize| -> Result<(Scratch, Stream)> {
+    let mut of_phase = |prefix: &str, tokens: usize| -> Result<([BufferId; 2], Scratch)> {
         let mut rows = |role: &str, elements: usize| b.rows(format!("{prefix}.{role}"), elements, tokens);
-        let stream = Stream {
-            h: rows("h", model.hidden)?,
-            other: if post_norms || model.loop_norm {
-                rows("other", model.hidden)?
-            } else {
-                squares
-            },
-            normed: false,
+        let h = rows("h", model.hidden)?;
+        let other = if has_other {
+            rows("other", model.hidden)?
+        } else {
+            squares
         };
         let scratch = Scratch {
             batch,
@@ -165,11 +174,13 @@ fn scratch(b: &mut Builder, model: &Model, batch: BufferId) -> Result<([Scratch;
             squares,
             partial,
         };
-        Ok((scratch, stream))
+        Ok(([h, other], scratch))
     };
-    let (decode, decode_stream) = of_phase("decode", width)?;
-    let (prefill, prefill_stream) = of_phase("prefill", chunk)?;
-    Ok(([decode, prefill], [decode_stream, prefill_stream]))
+    let (decode_streams, decode) = of_phase("decode", width)?;
+    let (prefill_streams, prefill) = of_phase("prefill", chunk)?;
+    let [h, other] = [0, 1].map(|i| [decode_streams[i], prefill_streams[i]]);
+    let normed = false;
+    Ok(([decode, prefill], Streams { h, other, normed }))
 }
 
 /// The rotation tables.
@@ -187,37 +198,16 @@ fn ropes(b: &mut Builder, model: &Model) -> Result<Vec<BufferId>> {
     Ok(ropes)
 }
 
-/// Weights and buffers before and after the layers, which all programs use.
-struct Ends {
-    embed: MatrixId,
-    head: Product,
-    logits: BufferId,
-    final_norm: VectorId,
-    /// The streams after the last layer.
-    streams: Streams,
-}
-
 impl Lowering<'_> {
-    /// The weight that makes logits.
-    fn head_product(&mut self, embed: MatrixId) -> Result<Product> {
-        let lm_head = &self.model.lm_head;
-        let matrix = match lm_head.weight == self.model.embed {
-            true => embed,
-            false => self.b.matrix("lm_head", &[lm_head.weight], Stacking::Rows)?,
-        };
-        let bias = self.b.biases("lm_head.bias".into(), &[lm_head]);
-        Ok(Product { matrix, bias, row0: 0 })
-    }
-
     /// Embedding and layers. Returns the streams after the last layer and the weight of the final norm.
     fn backbone(&mut self, embed: MatrixId, mut streams: Streams) -> Result<(Streams, VectorId)> {
         let model = self.model;
         for phase in Phase::BOTH {
-            self.embed(phase, embed, streams[phase as usize].h);
+            self.embed(phase, embed, streams.h[phase as usize]);
         }
         let norm_of = |layer: Option<&Layer>| layer.map_or(model.final_norm, |layer| layer.attn_norm);
         let mut norm = self.attn_norm_weight(0, norm_of(model.layers.first()));
-        self.pre_norm(streams[DECODE].h, norm);
+        self.pre_norm(streams.h[DECODE], norm);
         for pass in 0..model.loops {
             for (i, layer) in model.layers.iter().enumerate() {
                 let path = LayerPath {
@@ -228,18 +218,37 @@ impl Lowering<'_> {
                 let is_last = i + 1 == model.layers.len();
                 let next = if is_last && pass + 1 < model.loops { 0 } else { i + 1 };
                 let next_norm = self.attn_norm_weight(next, norm_of(model.layers.get(next)));
-                streams = self.layer(path, layer, [norm, next_norm], streams)?;
+                streams = self.maskable_layer(path, layer, [norm, next_norm], streams)?;
                 norm = next_norm;
             }
             if model.loop_norm && pass + 1 < model.loops {
                 let between = self.attn_norm_weight(model.layers.len(), model.final_norm);
-                streams = self.between_passes(&streams, between, norm, pass);
+                streams = self.norm_swapped(&streams, between, &format!("pass.{pass}.norm"));
+                self.pre_norm(streams.h[DECODE], norm);
             }
         }
         Ok((streams, norm))
     }
 
     /// One layer, and the steps that run instead if a mask leaves the layer out.
+    fn maskable_layer(
+        &mut self,
+        path: LayerPath,
+        layer: &Layer,
+        norms: [VectorId; 2],
+        streams: Streams,
+    ) -> Result<Streams> {
+        let off = self.layer_switch(path);
+        let streams = self.under(off, false, |lowering| lowering.layer(path, layer, norms, streams))?;
+        if off.is_some() {
+            let label = format!("{path}.off");
+            self.under(off, true, |lowering| lowering.prepare(&streams, norms[1], &label));
+        }
+        self.tap(&streams);
+        Ok(streams)
+    }
+
+    /// One layer. `norms`: the one before it, and the one that follows.
     fn layer(
         &mut self,
         path: LayerPath,
@@ -248,100 +257,76 @@ impl Lowering<'_> {
         streams: Streams,
     ) -> Result<Streams> {
         let ffn_norm = self.norm_weight(format!("layer.{:02}.ffn.norm", path.layer), layer.ffn_norm);
-        let off = self.layer_switch(path);
-        let streams = self.under(off, false, |lowering| {
-            let norms = [norm, ffn_norm];
-            let streams = match &layer.mixer {
-                Mixer::Attention(attention) => lowering.attention(path, layer, attention, norms, streams)?,
-                Mixer::DeltaNet(net) => lowering.delta_net(path, layer, net, norms, streams)?,
-            };
-            lowering.ffn(path, layer, [ffn_norm, next_norm], streams)
-        })?;
-        if off.is_some() {
-            self.under(off, true, |lowering| {
-                lowering.prepare(&streams, next_norm, &format!("{path}.off"));
-                Ok(())
-            })?;
+        let mixer = Half {
+            path,
+            norm,
+            post_norm: layer.attn_post_norm,
+            next_norm: ffn_norm,
+            streams,
+        };
+        let ffn = Half {
+            path,
+            norm: ffn_norm,
+            post_norm: layer.ffn_post_norm,
+            next_norm,
+            streams: match &layer.mixer {
+                Mixer::Attention(attention) => self.attention(&mixer, attention)?,
+                Mixer::DeltaNet(net) => self.delta_net(&mixer, net)?,
+            },
+        };
+        match &layer.ffn {
+            FeedForward::Dense(dense) => self.dense(&ffn, dense),
+            FeedForward::Moe(moe) => self.mixture(&ffn, moe),
         }
-        self.tap(&streams);
-        Ok(streams)
     }
 
     /// The programs, in the order of [`ProgramKind::ALL`].
     fn programs(&mut self, ends: &Ends) -> Result<Vec<Program>> {
-        let Ends {
-            head,
-            logits,
-            final_norm,
-            streams,
-            ..
-        } = *ends;
-        let mut decode = self.take(Phase::Decode);
-        let mut prefill = self.take(Phase::Prefill);
-        let taps = Phase::BOTH.map(|phase| self.take_taps(phase));
+        let Ends { logits, streams, .. } = *ends;
+        let [mut decode, mut prefill] = Phase::BOTH.map(|phase| self.take(phase));
+        let [decode_taps, prefill_taps] = std::mem::take(&mut self.taps);
 
         // The head's steps are the same for a decoded token and for the last token of a prompt.
-        let norm = self.decode_norm(&streams);
-        self.head(head, norm, logits);
+        self.head(ends, self.decode_norm(&streams));
         decode.extend(self.take(Phase::Decode));
-        self.last_token(streams[PREFILL].h, streams[DECODE].h, self.buffers.batch);
-        self.pre_norm(streams[DECODE].h, final_norm);
-        let norm = self.decode_norm(&streams.map(|stream| stream.with_normed(false)));
-        self.head(head, norm, logits);
+        self.last_token(streams.h[PREFILL], streams.h[DECODE], self.buffers.batch);
+        self.pre_norm(streams.h[DECODE], ends.final_norm);
+        self.head(ends, self.stream_norm());
         let first_token = self.take(Phase::Decode);
 
-        let mut with_logits = Program::default();
-        if self.b.options.all_logits {
-            let all = self
-                .b
-                .rows("prefill.logits", self.model.vocab, self.b.options.chunk as usize)?;
-            self.all_logits(head, &streams, final_norm, all);
-            with_logits.steps = [prefill.clone(), self.take(Phase::Prefill)].concat();
-            with_logits.taps = taps[PREFILL].clone();
-            with_logits.output = Some(all);
-        }
-        let speculate = self.speculate(ends, &decode, &mut prefill)?;
         let program = |kind: ProgramKind, steps, taps, output| Program {
             name: kind.name(),
             steps,
             taps,
             output,
         };
-        let [decode_taps, prefill_taps] = taps;
+        let mut with_logits = program(ProgramKind::PrefillLogits, Vec::new(), Vec::new(), None);
+        if self.b.options.all_logits {
+            let chunk = self.b.options.chunk as usize;
+            let all = self.b.rows("prefill.logits", self.model.vocab, chunk)?;
+            self.all_logits(ends, all);
+            with_logits.steps = [prefill.clone(), self.take(Phase::Prefill)].concat();
+            with_logits.taps = prefill_taps.clone();
+            with_logits.output = Some(all);
+        }
+        let mut speculate = Vec::new();
+        if self.b.options.drafts != 0 {
+            if let Some(mtp) = &self.model.mtp {
+                let [drafting, filling] = self.draft_head(mtp, ends)?;
+                speculate = drafting;
+                prefill.extend(filling);
+            }
+            // The network verifies all drafts in one run.
+            let width = self.b.width() as u32;
+            speculate.extend(decode.iter().map(|step| Step { width, ..step.clone() }));
+        }
         Ok(vec![
             program(ProgramKind::Decode, decode, decode_taps, Some(logits)),
             program(ProgramKind::Prefill, prefill, prefill_taps, None),
             program(ProgramKind::Head, first_token, Vec::new(), Some(logits)),
-            Program {
-                name: ProgramKind::PrefillLogits.name(),
-                ..with_logits
-            },
+            with_logits,
             program(ProgramKind::Speculate, speculate, Vec::new(), Some(logits)),
         ])
-    }
-
-    /// The program of a speculative step: the draft head, if there is one, then the network for all drafts. Also adds
-    /// the steps that fill the draft head's cache to `prefill`.
-    fn speculate(&mut self, ends: &Ends, decode: &[Step], prefill: &mut Vec<Step>) -> Result<Vec<Step>> {
-        let (drafts, model) = (self.b.options.drafts, self.model);
-        if drafts == 0 {
-            return Ok(Vec::new());
-        }
-        let width = self.b.width() as u32;
-        let verify = decode.iter().map(|step| Step { width, ..step.clone() });
-        let Some(mtp) = &model.mtp else {
-            return Ok(verify.collect());
-        };
-        let shared = draft::Shared {
-            embed: ends.embed,
-            lm_head: ends.head,
-            logits: ends.logits,
-            final_norm: ends.final_norm,
-            streams: ends.streams,
-        };
-        let head = self.draft_head(mtp, &shared, drafts)?;
-        prefill.extend(head.prefill);
-        Ok(head.speculate.into_iter().chain(verify).collect())
     }
 
     fn finish(self, programs: Vec<Program>) -> Plan {
@@ -368,10 +353,9 @@ impl Lowering<'_> {
             routed: b.routed,
             paged: b.paged,
         };
-        let tables: Vec<BufferId> = graph.paged.iter().flat_map(|paged| paged.tables.clone()).collect();
         let has_masks = !model.masks.masks.iter().all(Mask::is_open);
         let selection = match has_masks {
-            true => masking.selection(None, &tables),
+            true => masking.selection(None, &graph),
             false => Selection::default(),
         };
         Plan {
@@ -391,22 +375,18 @@ impl Lowering<'_> {
 
 /// The layer invocations, and the numbers of units that masks can leave out there.
 fn invocations(model: &Model) -> Vec<Invocation> {
-    let invocation = |(layer, of): (usize, &Layer)| Invocation {
-        layer,
-        neurons: match &of.ffn {
-            FeedForward::Dense(ffn) => Some(ffn.down.cols),
-            FeedForward::Moe(_) => None,
-        },
-        heads: match &of.mixer {
+    let invocation = |(layer, of): (usize, &Layer)| {
+        let (neurons, experts) = match &of.ffn {
+            FeedForward::Dense(ffn) => (Some(ffn.down.cols), None),
+            FeedForward::Moe(moe) => (None, Some(moe.experts.len())),
+        };
+        let heads = match &of.mixer {
             Mixer::Attention(attention) => Some(attention.heads),
             Mixer::DeltaNet(_) => None,
-        },
-        experts: match &of.ffn {
-            FeedForward::Dense(_) => None,
-            FeedForward::Moe(moe) => Some(moe.experts.len()),
-        },
+        };
+        let units = [neurons, heads, experts];
+        Invocation { layer, units }
     };
-    (0..model.loops)
-        .flat_map(|_| model.layers.iter().enumerate().map(invocation))
-        .collect()
+    let layers = model.layers.iter().enumerate();
+    layers.map(invocation).collect::<Vec<_>>().repeat(model.loops)
 }

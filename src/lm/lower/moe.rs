@@ -6,15 +6,13 @@
 
 use super::banks::{self, Banks, Projections};
 use super::builder::Builder;
-use super::context::{
-    DECODE, DecodeNorm, LayerPath, Lowering, MoeScratch, PREFILL, Phase, Product, Streams, vectors_of,
-};
+use super::context::{Half, Lowering, MoeScratch, PREFILL, Phase, Streams, vectors_of};
 use super::masking::MaskedUnits;
 use crate::error::{Result, bail};
-use crate::graph::{Fill, Paged, Piece, Routed, Stacking, may_follow};
+use crate::graph::{Fill, Paged, Routed, Stacking, may_follow};
 use crate::lm::masks::{Content, MaskAxis};
-use crate::model::{FeedForward, Layer, Linear, Model, Moe};
-use crate::op::{self, ABSENT, Bind, BufferId, EXPERT_TILE, MAX_EXPERTS, MAX_TOP_K, MatrixId, TABLE_HEADER, VectorId};
+use crate::model::{FeedForward, Linear, Model, Moe};
+use crate::op::{self, ABSENT, Bind, BufferId, EXPERT_TILE, MAX_EXPERTS, MAX_TOP_K, MatrixId, TABLE_HEADER};
 
 /// Sizes and offsets of the values of one layer in the scratch buffers.
 #[derive(Clone, Copy)]
@@ -81,8 +79,7 @@ impl Layout {
 /// The buffers; `None` for a network without mixtures.
 pub(super) fn scratch(b: &mut Builder, model: &Model) -> Result<Option<MoeScratch>> {
     let mut layouts = Vec::new();
-    let drafting = model.mtp.iter().filter(|_| b.options.drafts != 0);
-    for layer in model.layers.iter().chain(drafting.flat_map(|mtp| &mtp.layers)) {
+    for layer in b.layers(model) {
         if let FeedForward::Moe(moe) = &layer.ffn {
             layouts.push((Layout::of(b, moe)?, banks::count(b, moe)?));
         }
@@ -110,30 +107,38 @@ pub(super) fn scratch(b: &mut Builder, model: &Model) -> Result<Option<MoeScratc
 
 /// One bank in the graph.
 pub(super) struct PlacedBank {
+    /// Experts that it holds at a time.
     pub placed: u32,
-    pub gate_up: Projections<MatrixId>,
-    pub has_shared: bool,
+    /// The word of `router` at which the places and weights of its experts begin.
+    pub routes_at: u32,
+    pub gate_up: Projections,
+    /// Outputs of the shared expert, whose rows come first; 0 if the bank does not hold it.
+    pub shared_outputs: u32,
     pub down: MatrixId,
     pub table: BufferId,
 }
 
 /// A mixture of experts while it is lowered.
-pub(super) struct Mixture<'m> {
-    pub moe: &'m Moe,
+pub(super) struct Mixture {
+    pub half: Half,
     pub layout: Layout,
     pub scratch: MoeScratch,
+    /// The streams to which experts are added.
+    pub sums: Streams,
     pub banks: Vec<PlacedBank>,
+    /// Outputs of the shared expert; 0 if there is none.
+    pub shared_outputs: u32,
     /// Gate and up projections of the shared expert, in matrices of a bank or of its own.
-    pub shared: Option<Projections<MatrixId>>,
+    pub shared: Option<Projections>,
     /// Whether these are matrices of a bank.
     pub shared_in_bank: bool,
-    pub gelu: u32,
+    /// The buffer that counts the router's choices, if they are counted.
+    counts: Option<BufferId>,
 }
 
-impl Mixture<'_> {
-    /// Outputs of the shared expert; 0 if there is none.
-    pub fn shared_outputs(&self) -> u32 {
-        self.moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols as u32)
+impl Mixture {
+    pub fn name(&self, role: &str) -> String {
+        format!("{}.ffn.{role}", self.half.path)
     }
 
     /// The first bank's table. All tables describe the same experts, and every mixture has a bank.
@@ -144,96 +149,75 @@ impl Mixture<'_> {
 
 impl Lowering<'_> {
     /// h += mixture(norm(h)).
-    pub fn mixture(
-        &mut self,
-        path: LayerPath,
-        layer: &Layer,
-        moe: &Moe,
-        [norm, next_norm]: [VectorId; 2],
-        streams: Streams,
-    ) -> Result<Streams> {
-        let name = |role: &str| format!("{path}.ffn.{role}");
-        let routable = self.masked_units(path, MaskAxis::Experts, moe.experts.len(), 1);
-        let (mixture, counts) = self.place_banks(path, moe, routable, &name)?;
-        self.prefill_norm(&streams, norm, &name("norm"));
-        self.router(&mixture, &name, routable, &streams)?;
-        if let Some(counts) = counts {
-            self.count(&mixture, counts, &name("count"));
-        }
+    pub fn mixture(&mut self, half: &Half, moe: &Moe) -> Result<Streams> {
+        let streams = half.streams;
+        let routable = self.masked_units(half.path, MaskAxis::Experts, moe.experts.len(), 1);
+        let mut mixture = self.place_banks(half, moe, routable)?;
+        self.prefill_norm(&streams, half.norm, &mixture.name("norm"));
+        self.router(&mixture, moe, routable)?;
+        self.count(&mixture);
         // Experts are added one by one. A norm after them applies to their sum, so they add to zeros in the other
         // buffer.
-        let sums = match layer.ffn_post_norm {
-            None => streams,
-            Some(_) => self.zeroed(&name("zero"), &streams),
-        };
-        let decode_norm = self.decode_norm(&streams);
-        self.decode_experts(&mixture, &name, decode_norm, next_norm, &sums);
-        self.prefill_experts(&mixture, &name);
+        if half.post_norm.is_some() {
+            let zeros = self.b.vector("zeros", &[(None, self.model.hidden)], 0.0);
+            mixture.sums = self.norm_swapped(&streams, zeros, &mixture.name("zero"));
+        }
+        self.decode_experts(&mixture);
+        self.prefill_experts(&mixture);
         if let Some(shared) = &moe.shared {
-            let label = name("shared.down");
-            let matrix = self.b.matrix(&label, &[shared.down.weight], Stacking::Rows)?;
-            let lists = self.lists(&label, matrix, 0, None)?;
-            let from = Product::plain(matrix);
-            self.matvec_add(&label, from, mixture.scratch.act, next_norm, &sums, &lists);
+            let label = mixture.name("shared.down");
+            let from = self.linear(&label, &shared.down, None)?;
+            self.matvec_add(&label, &from, mixture.scratch.act, half.next_norm, &mixture.sums);
             let y = (mixture.scratch.shared_y, vectors_of(self.model.hidden));
-            self.matmul(&label, from, self.scratch[PREFILL].act, y, &lists);
+            self.matmul(&label, &from, self.scratch[PREFILL].act, y);
         }
-        self.combine(&mixture, &name("combine"), &sums);
-        let Some(tensor) = layer.ffn_post_norm else {
-            return Ok(streams.map(|stream| stream.with_normed(false)));
+        self.combine(&mixture);
+        let normed = false;
+        Ok(match half.post_norm {
+            Some(post_norm) => self.add_norm(&mixture.name("norm_after"), post_norm, half),
+            None => Streams { normed, ..streams },
+        })
+    }
+
+    /// Adds the banks of a layer to the graph.
+    fn place_banks(&mut self, half: &Half, moe: &Moe, routable: Option<MaskedUnits>) -> Result<Mixture> {
+        let name = |role: &str| half.name(&format!("ffn.{role}"));
+        let Some(scratch) = self.moe else {
+            bail!(Internal, "a mixture of experts without buffers");
         };
-        let label = name("norm_after");
-        let post_norm = self.norm_weight(label.clone(), tensor);
-        Ok(self.add_norm(&label, post_norm, next_norm, streams))
-    }
-
-    /// Sets the other buffers of the streams to zero, and swaps the buffers.
-    fn zeroed(&mut self, label: &str, streams: &Streams) -> Streams {
-        let len = self.model.hidden;
-        let zeros = self.b.vector("zeros".into(), vec![Piece { tensor: None, len }], 0.0);
-        for phase in Phase::BOTH {
-            let stream = streams[phase as usize];
-            let to = (stream.other, vectors_of(len), 0);
-            self.norm_into(phase, stream.h, zeros, to, label);
-        }
-        streams.map(|stream| stream.swapped())
-    }
-
-    /// Adds the banks of a layer to the graph. Returns the buffer that counts the router's choices, if they are
-    /// counted.
-    fn place_banks<'m>(
-        &mut self,
-        path: LayerPath,
-        moe: &'m Moe,
-        routable: Option<MaskedUnits>,
-        name: &dyn Fn(&str) -> String,
-    ) -> Result<(Mixture<'m>, Option<BufferId>)> {
-        let scratch = self.moe_scratch(moe)?;
         let layout = Layout::of(&self.b, moe)?;
-        let Banks { banks, shared } = banks::banks(&self.b, moe, name)?;
-        let is_counted = self.b.options.experts.counted || banks.iter().any(|bank| !bank.members.is_empty());
-        let counts = match is_counted {
-            true => Some(self.counts(path.layer, moe, name("counts"))?),
-            false => None,
-        };
+        let Banks { banks, shared } = banks::banks(&mut self.b, moe, &name)?;
+        let mut counts = None;
+        if self.b.options.experts.counted || banks.iter().any(|bank| !bank.members.is_empty()) {
+            let experts = moe.experts.len();
+            let buffer = self.b.words(name("counts"), experts)?;
+            self.b.routed.push(Routed {
+                layer: half.path.layer,
+                experts,
+                counts: buffer,
+            });
+            counts = Some(buffer);
+        }
+        let shared_outputs = moe.shared.as_ref().map_or(0, |ffn| ffn.down.cols as u32);
         let mut placed = Vec::new();
         let mut shared_matrix = None;
         for (i, bank) in banks.into_iter().enumerate() {
             let table = self.table(moe, &layout, bank.places, routable, name(&format!("experts.{i}.table")))?;
-            let gate_up = bank.gate_up.add_to(&mut self.b);
             if bank.has_shared {
-                shared_matrix = Some(gate_up);
+                shared_matrix = Some(bank.gate_up);
             }
-            let down = self.b.add_matrix(bank.down);
             if !bank.members.is_empty() {
-                let known = self.b.paged.iter_mut();
-                let matrices = (gate_up.each(), down);
+                let (gate_up, down) = match bank.gate_up {
+                    Projections::Fused(matrix) => ([matrix; 2], bank.down),
+                    Projections::Unfused(both) => (both, bank.down),
+                };
+                let mut known = self.b.paged.iter_mut();
                 // A layer that is applied again uses the bank of its first application.
-                match { known }.find(|known| (known.gate_up, known.down) == matrices) {
+                match known.find(|known| (known.gate_up, known.down) == (gate_up, down)) {
                     Some(known) => known.tables.push(table),
                     None => self.b.paged.push(Paged {
                         tables: vec![table],
-                        gate_up: matrices.0,
+                        gate_up,
                         down,
                         slots: bank.placed,
                         members: bank.members,
@@ -242,22 +226,24 @@ impl Lowering<'_> {
             }
             placed.push(PlacedBank {
                 placed: bank.placed as u32,
-                gate_up,
-                has_shared: bank.has_shared,
-                down,
+                routes_at: layout.routes_at(i) as u32,
+                gate_up: bank.gate_up,
+                shared_outputs: if bank.has_shared { shared_outputs } else { 0 },
+                down: bank.down,
                 table,
             });
         }
-        let mixture = Mixture {
-            moe,
+        Ok(Mixture {
+            half: *half,
             layout,
             scratch,
+            sums: half.streams,
             banks: placed,
+            shared_outputs,
             shared_in_bank: shared_matrix.is_some(),
-            shared: shared_matrix.or(shared.map(|own| own.add_to(&mut self.b))),
-            gelu: self.gelu(),
-        };
-        Ok((mixture, counts))
+            shared: shared_matrix.or(shared),
+            counts,
+        })
     }
 
     /// The table of experts of one bank.
@@ -284,26 +270,16 @@ impl Lowering<'_> {
             places,
             bias: moe.expert_bias,
         };
-        let whole = match routable {
-            Some(_) => fill.words(self.b.tensors)?,
-            None => Vec::new(),
-        };
+        let whole = routable.map(|_| fill.words(self.b.tensors)).transpose()?;
         let table = self.b.buffer(label, bytes, fill)?;
-        if let Some(units) = routable {
+        if let (Some(units), Some(whole)) = (routable, whole) {
             self.fill_by_mask(&units, table, Content::Table(whole));
         }
         Ok(table)
     }
 
-    /// The buffer that counts how often each expert is chosen.
-    fn counts(&mut self, layer: usize, moe: &Moe, label: String) -> Result<BufferId> {
-        let experts = moe.experts.len();
-        let counts = self.b.words(label, experts)?;
-        self.b.routed.push(Routed { layer, experts, counts });
-        Ok(counts)
-    }
-
-    fn count(&mut self, mixture: &Mixture, counts: BufferId, label: &str) {
+    fn count(&mut self, mixture: &Mixture) {
+        let Some(counts) = mixture.counts else { return };
         let params = op::moe_count::Params {
             stride: mixture.layout.logits as u32,
         };
@@ -315,342 +291,33 @@ impl Lowering<'_> {
                 router: Bind::Buffer(routers[phase as usize]),
                 counts: Bind::Buffer(counts),
             };
-            self.emit(phase, label, params, bindings);
+            self.emit(phase, &mixture.name("count"), params, bindings);
         }
     }
 
     /// The logits of the experts and of the shared expert's weight. A mask adds biases to the logits of experts that
     /// it leaves out, so that they are not chosen.
-    fn router(
-        &mut self,
-        mixture: &Mixture,
-        name: &dyn Fn(&str) -> String,
-        routable: Option<MaskedUnits>,
-        streams: &Streams,
-    ) -> Result<()> {
-        let Mixture {
-            moe, layout, scratch, ..
-        } = mixture;
-        let label = name("router");
-        let bias = match routable {
-            Some(units) => {
-                let content = Content::Logits(units.limit);
-                Some(Bind::Buffer(self.mask_buffer(
-                    format!("{label}.bias"),
-                    &units,
-                    content,
-                )?))
+    fn router(&mut self, mixture: &Mixture, moe: &Moe, routable: Option<MaskedUnits>) -> Result<()> {
+        let Mixture { layout, scratch, .. } = mixture;
+        let label = mixture.name("router");
+        let content = Content::Logits(moe.experts.len());
+        let bias = routable.map(|units| self.mask_buffer(format!("{label}.bias"), &units, content));
+        let bias = bias.transpose()?.map(Bind::Buffer);
+        let mut products = vec![(label, vec![moe.router.weight], 0, bias)];
+        if let (Some(gate), Some(at)) = (&moe.shared_gate, layout.gate) {
+            match is_in_router(&self.b, moe, gate)? {
+                true => products[0].1.push(gate.weight),
+                false => products.push((mixture.name("shared.weight"), vec![gate.weight], at as u32, None)),
             }
-            None => None,
-        };
-        let mut tensors = vec![moe.router.weight];
-        let mut alone = None;
-        match (&moe.shared_gate, layout.gate) {
-            (Some(gate), _) if is_in_router(&self.b, moe, gate)? => tensors.push(gate.weight),
-            (Some(gate), Some(at)) => alone = Some((gate.weight, at as u32)),
-            _ => {}
         }
-        let mut products = vec![(label, tensors, 0, bias)];
-        products.extend(alone.map(|(gate, at)| (name("shared.weight"), vec![gate], at, None)));
-        let norm = self.decode_norm(streams);
+        let norm = self.decode_norm(&mixture.half.streams);
         let x = self.scratch.map(|scratch| scratch.x);
         let y = ([scratch.router, scratch.chunk_router], (layout.logits / 4) as u32);
         for (label, tensors, row0, bias) in products {
             let matrix = self.b.matrix(&label, &tensors, Stacking::Rows)?;
-            self.product(&label, Product { matrix, bias, row0 }, x, norm, y, None)?;
+            let from = self.operand(&label, (matrix, row0), bias, None)?;
+            self.product(&label, &from, x, norm, y);
         }
         Ok(())
-    }
-
-    fn decode_experts(
-        &mut self,
-        mixture: &Mixture,
-        name: &dyn Fn(&str) -> String,
-        norm: DecodeNorm,
-        next_norm: VectorId,
-        sums: &Streams,
-    ) {
-        for (i, bank) in mixture.banks.iter().enumerate() {
-            match bank.gate_up {
-                Projections::Fused(matrix) => self.decode_bank(mixture, (i, bank), matrix, name, norm),
-                Projections::Unfused(both) => self.decode_unfused(mixture, both, Some((i, bank)), name, norm),
-            }
-        }
-        match mixture.shared {
-            Some(Projections::Unfused(both)) => self.decode_unfused(mixture, both, None, name, norm),
-            Some(Projections::Fused(matrix)) if !mixture.shared_in_bank => {
-                self.decode_shared(mixture, matrix, name, norm);
-            }
-            _ => {}
-        }
-        for (i, bank) in mixture.banks.iter().enumerate() {
-            self.decode_down(mixture, (i, bank), name, next_norm, sums);
-        }
-    }
-
-    /// Common parameters of the decoding steps of gate and up.
-    fn moe_glu(&self, mixture: &Mixture, norm: DecodeNorm) -> op::moe_glu::Params {
-        let layout = &mixture.layout;
-        op::moe_glu::Params {
-            y_at: layout.act_at() as u32,
-            y_stride: layout.expert as u32,
-            shared_stride: layout.shared as u32,
-            stride: layout.logits as u32,
-            square_vectors: norm.square_vectors,
-            inv_cols: norm.inv_cols,
-            eps: norm.eps,
-            gelu: mixture.gelu,
-            ..op::moe_glu::Params::default()
-        }
-    }
-
-    fn moe_glu_bindings(&self, mixture: &Mixture, w: Bind, table: BufferId) -> op::moe_glu::Bindings {
-        let decode = self.scratch[DECODE];
-        op::moe_glu::Bindings {
-            w,
-            x: Bind::Buffer(decode.x),
-            squares: Bind::Buffer(decode.squares),
-            experts: Bind::Buffer(table),
-            router: Bind::Buffer(mixture.scratch.router),
-            y: Bind::Buffer(mixture.scratch.act),
-        }
-    }
-
-    /// Gate and up of a bank's experts, and of the shared one if the bank holds it.
-    fn decode_bank(
-        &mut self,
-        mixture: &Mixture,
-        (i, bank): (usize, &PlacedBank),
-        matrix: MatrixId,
-        name: &dyn Fn(&str) -> String,
-        norm: DecodeNorm,
-    ) {
-        let shared_outputs = if bank.has_shared { mixture.shared_outputs() } else { 0 };
-        for segment in self.segments(matrix) {
-            let params = op::moe_glu::Params {
-                rows: segment.rows,
-                groups: segment.groups,
-                outputs: (segment.rows - 2 * shared_outputs) / (2 * bank.placed),
-                placed: bank.placed,
-                shared_outputs,
-                first_shared: mixture.layout.top_k as u32,
-                row0: segment.row0,
-                routes_at: mixture.layout.routes_at(i) as u32,
-                ..self.moe_glu(mixture, norm)
-            };
-            let bindings = self.moe_glu_bindings(mixture, segment.weight, bank.table);
-            self.emit(Phase::Decode, &name("experts.gate_up"), params, bindings);
-        }
-    }
-
-    /// Gate and up of a shared expert with a matrix of its own.
-    fn decode_shared(&mut self, mixture: &Mixture, matrix: MatrixId, name: &dyn Fn(&str) -> String, norm: DecodeNorm) {
-        for segment in self.segments(matrix) {
-            let params = op::moe_glu::Params {
-                rows: segment.rows,
-                groups: segment.groups,
-                outputs: segment.rows / 2,
-                shared_outputs: segment.rows / 2,
-                row0: segment.row0,
-                ..self.moe_glu(mixture, norm)
-            };
-            let bindings = self.moe_glu_bindings(mixture, segment.weight, mixture.any_table());
-            self.emit(Phase::Decode, &name("shared.gate_up"), params, bindings);
-        }
-    }
-
-    fn decode_down(
-        &mut self,
-        mixture: &Mixture,
-        (i, bank): (usize, &PlacedBank),
-        name: &dyn Fn(&str) -> String,
-        next_norm: VectorId,
-        sums: &Streams,
-    ) {
-        let decode = self.scratch[DECODE];
-        for segment in self.segments(bank.down) {
-            let params = op::moe_down::Params {
-                rows: segment.rows,
-                groups: segment.groups,
-                inv_groups: 1.0 / segment.groups as f32,
-                outputs: segment.rows / bank.placed,
-                row0: segment.row0,
-                top_k: mixture.layout.top_k as u32,
-                x_at: (mixture.layout.act_at() / 32) as u32,
-                routes_at: mixture.layout.routes_at(i) as u32,
-                y_stride: vectors_of(self.model.hidden),
-            };
-            let bindings = op::moe_down::Bindings {
-                w: segment.weight,
-                router: Bind::Buffer(mixture.scratch.router),
-                x: Bind::Buffer(mixture.scratch.act),
-                g: Bind::Vector(next_norm),
-                h: Bind::Buffer(sums[DECODE].h),
-                x_scaled: Bind::Buffer(decode.x),
-                squares: Bind::Buffer(decode.squares),
-            };
-            self.emit(Phase::Decode, &name("experts.down"), params, bindings);
-        }
-    }
-
-    fn prefill_experts(&mut self, mixture: &Mixture, name: &dyn Fn(&str) -> String) {
-        let Mixture { layout, scratch, .. } = mixture;
-        let (batch, experts) = (
-            Bind::Buffer(self.scratch[PREFILL].batch),
-            Bind::Buffer(mixture.any_table()),
-        );
-        let routes = Bind::Buffer(scratch.routes);
-        let params = op::moe_route::Params {
-            stride: layout.logits as u32,
-            shared_expert: u32::from(mixture.moe.shared.is_some()),
-        };
-        let bindings = op::moe_route::Bindings {
-            batch,
-            experts,
-            router: Bind::Buffer(scratch.chunk_router),
-            routes,
-        };
-        self.emit(Phase::Prefill, &name("route"), params, bindings);
-        let params = op::moe_lists::Params {
-            tiles: layout.tiles as u32,
-        };
-        let bindings = op::moe_lists::Bindings {
-            batch,
-            experts,
-            routes,
-            lists: Bind::Buffer(scratch.lists),
-        };
-        self.emit(Phase::Prefill, &name("lists"), params, bindings);
-        for bank in &mixture.banks {
-            match bank.gate_up {
-                Projections::Fused(matrix) => self.prefill_bank(mixture, bank, matrix, name),
-                Projections::Unfused(both) => self.prefill_unfused(mixture, both, bank, name),
-            }
-        }
-        match mixture.shared {
-            Some(Projections::Unfused(both)) => self.prefill_shared_unfused(mixture, both, name),
-            Some(Projections::Fused(matrix)) => self.prefill_shared(mixture, matrix, name),
-            None => {}
-        }
-        for bank in &mixture.banks {
-            let (x, y) = (scratch.chunk_act, scratch.expert_y);
-            let label = name("experts.down");
-            self.prefill_experts_product(
-                mixture,
-                bank,
-                bank.down,
-                (x, 1),
-                (y, vectors_of(self.model.hidden)),
-                &label,
-            );
-        }
-    }
-
-    /// Gate and up of a bank's experts.
-    fn prefill_bank(&mut self, mixture: &Mixture, bank: &PlacedBank, matrix: MatrixId, name: &dyn Fn(&str) -> String) {
-        let prefill = self.scratch[PREFILL];
-        let shared_outputs = if bank.has_shared { mixture.shared_outputs() } else { 0 };
-        for segment in self.segments(matrix) {
-            let params = op::moe_matmul_glu::Params {
-                rows: segment.rows,
-                groups: segment.groups,
-                outputs: (segment.rows - 2 * shared_outputs) / (2 * bank.placed),
-                placed: bank.placed,
-                shared_outputs,
-                row0: segment.row0,
-                y_stride: (mixture.layout.expert / 4) as u32,
-                x_entries: mixture.layout.top_k as u32,
-                tiles: mixture.layout.tiles as u32,
-                gelu: mixture.gelu,
-            };
-            let bindings = op::moe_matmul_glu::Bindings {
-                w: segment.weight,
-                batch: Bind::Buffer(prefill.batch),
-                experts: Bind::Buffer(bank.table),
-                lists: Bind::Buffer(mixture.scratch.lists),
-                x: Bind::Buffer(prefill.x),
-                y: Bind::Buffer(mixture.scratch.chunk_act),
-            };
-            self.emit(Phase::Prefill, &name("experts.gate_up"), params, bindings);
-        }
-    }
-
-    /// Gate and up of the shared expert.
-    fn prefill_shared(&mut self, mixture: &Mixture, matrix: MatrixId, name: &dyn Fn(&str) -> String) {
-        let prefill = self.scratch[PREFILL];
-        for segment in self.segments(matrix) {
-            let params = op::matmul_glu::Params {
-                rows: segment.rows,
-                groups: segment.groups,
-                row0: segment.row0,
-                // In a bank, the rows of the experts follow.
-                outputs: match mixture.shared_in_bank {
-                    true => mixture.shared_outputs(),
-                    false => segment.rows / 2,
-                },
-                y_stride: vectors_of(mixture.shared_outputs() as usize),
-                has_bias: 0,
-                bias_up: 0,
-                gelu: mixture.gelu,
-            };
-            let bindings = op::matmul_glu::Bindings {
-                w: segment.weight,
-                batch: Bind::Buffer(prefill.batch),
-                x: Bind::Buffer(prefill.x),
-                list: self.list(None),
-                bias: self.bias(None),
-                y: Bind::Buffer(prefill.act),
-            };
-            self.emit(Phase::Prefill, &name("shared.gate_up"), params, bindings);
-        }
-    }
-
-    /// One projection of a bank's experts: `x` with the entries that share a row, `y` with the vectors of 4 of an
-    /// entry.
-    pub fn prefill_experts_product(
-        &mut self,
-        mixture: &Mixture,
-        bank: &PlacedBank,
-        matrix: MatrixId,
-        (x, x_entries): (BufferId, u32),
-        (y, y_stride): (BufferId, u32),
-        label: &str,
-    ) {
-        for segment in self.segments(matrix) {
-            let params = op::moe_matmul::Params {
-                rows: segment.rows,
-                groups: segment.groups,
-                outputs: segment.rows / bank.placed,
-                row0: segment.row0,
-                y_stride,
-                x_entries,
-                top_k: mixture.layout.top_k as u32,
-                tiles: mixture.layout.tiles as u32,
-            };
-            let bindings = op::moe_matmul::Bindings {
-                w: segment.weight,
-                batch: Bind::Buffer(self.scratch[PREFILL].batch),
-                experts: Bind::Buffer(bank.table),
-                lists: Bind::Buffer(mixture.scratch.lists),
-                x: Bind::Buffer(x),
-                y: Bind::Buffer(y),
-            };
-            self.emit(Phase::Prefill, label, params, bindings);
-        }
-    }
-
-    fn combine(&mut self, mixture: &Mixture, label: &str, sums: &Streams) {
-        let params = op::moe_combine::Params {
-            vectors: vectors_of(self.model.hidden),
-            top_k: mixture.layout.top_k as u32,
-        };
-        let bindings = op::moe_combine::Bindings {
-            batch: Bind::Buffer(self.scratch[PREFILL].batch),
-            routes: Bind::Buffer(mixture.scratch.routes),
-            expert_y: Bind::Buffer(mixture.scratch.expert_y),
-            shared_y: Bind::Buffer(mixture.scratch.shared_y),
-            h: Bind::Buffer(sums[PREFILL].h),
-        };
-        self.emit(Phase::Prefill, label, params, bindings);
     }
 }

@@ -1,10 +1,11 @@
-//! The settings and the progress of an answer.
+//! The settings and the progress of an answer, and how it is cancelled.
 
-use super::cancel::Cancel;
 use crate::error::{Result, bail};
 use crate::op::SlotState;
 use crate::sampling::Sampling;
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// [`SlotState::stop`] after a stop token. Nothing is sampled in this state.
 pub(super) const STOPPED: u32 = 1;
@@ -50,37 +51,41 @@ pub struct Generation {
 /// Receives each token of an answer. It can end the answer and gives the reason.
 pub type TokenSink<'a> = &'a mut dyn FnMut(u32) -> ControlFlow<Finish>;
 
+/// Cancels work from another thread. The work ends after the token, or the part of a prompt, that is running.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// A handle that is not cancelled. Clones share its state.
+    pub fn new() -> Cancel {
+        Cancel::default()
+    }
+
+    /// Requests the end of the work.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the end was requested.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// An answer in progress.
 pub(super) struct Answering<'a> {
     pub generation: &'a Generation,
     pub cancel: &'a Cancel,
-    emit: TokenSink<'a>,
+    pub emit: TokenSink<'a>,
     /// Tokens passed to `emit`.
-    emitted: usize,
+    pub emitted: usize,
     /// Position of the answer's first token.
-    start: usize,
+    pub start: usize,
     /// Positions of the context.
-    ctx: usize,
+    pub ctx: usize,
 }
 
-impl<'a> Answering<'a> {
-    pub fn new(
-        generation: &'a Generation,
-        cancel: &'a Cancel,
-        emit: TokenSink<'a>,
-        start: usize,
-        ctx: u32,
-    ) -> Answering<'a> {
-        Answering {
-            generation,
-            cancel,
-            emit,
-            emitted: 0,
-            start,
-            ctx: ctx as usize,
-        }
-    }
-
+impl Answering<'_> {
     /// Position of the next token to emit.
     pub fn position(&self) -> usize {
         self.start + self.emitted

@@ -1,6 +1,6 @@
 //! Whether to draft, where drafts come from, and how many were accepted.
 
-use super::tuner::{Loss, Tuner};
+use super::tuner::Tuner;
 use crate::lm::Plan;
 use crate::op::SlotState;
 use std::fmt;
@@ -68,6 +68,7 @@ impl fmt::Display for DraftNotice {
 }
 
 /// The drafting of a session, across answers.
+#[derive(Default)]
 pub(super) struct Drafting {
     /// Where the plan takes drafts from.
     source: DraftMode,
@@ -94,12 +95,7 @@ impl Drafting {
     fn from(source: DraftMode) -> Drafting {
         Drafting {
             source,
-            only_while_it_pays: false,
-            tuner: Tuner::default(),
-            paused: false,
-            statistics: Speculated::default(),
-            notice: None,
-            noticed: false,
+            ..Drafting::default()
         }
     }
 
@@ -149,7 +145,7 @@ impl Drafting {
         if !self.only_while_it_pays {
             return;
         }
-        if let Some(Loss { tokens, cost }) = self.tuner.record(state.count, time) {
+        if let Some([tokens, cost]) = self.tuner.record(state.count, time) {
             self.paused = true;
             if !std::mem::replace(&mut self.noticed, true) {
                 self.notice = Some(DraftNotice::Paused { tokens, cost });

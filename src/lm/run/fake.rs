@@ -1,7 +1,7 @@
 //! An executor for tests. It computes a tiny network whose next token depends on the last two, and runs the host
 //! implementations of the sampler and of drafting.
 
-use super::cancel::Cancel;
+use super::answer::Cancel;
 use crate::error::{Result, bail};
 use crate::graph::{BatchShape, BufferId, Counters, Executor, Graph, Program, READBACK_WORDS, Selection, Step, Ticket};
 use crate::lm::{Plan, ProgramKind, RunBuffers};

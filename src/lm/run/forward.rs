@@ -1,8 +1,7 @@
-//! Teacher-forced logits and hidden states.
+//! Teacher-forced logits, and the hidden states of a prompt.
 
-use super::cancel::Cancel;
-use super::pace::FIRST_STEPS;
-use super::session::Session;
+use super::answer::Cancel;
+use super::session::{FIRST_STEPS, Session};
 use crate::error::{Result, bail};
 use crate::graph::{BatchShape, BufferId};
 use crate::lm::ProgramKind;
@@ -64,18 +63,12 @@ impl Session {
             self.run_steps(kind, done..end, shape, &Cancel::new())?;
             done = end;
             let rows = self.token_rows(stream, plan.hidden as usize, tokens)?;
-            outputs
-                .iter_mut()
-                .zip(rows)
-                .for_each(|(output, row)| output.hidden.push(row));
+            outputs.iter_mut().zip(rows).for_each(|(of, row)| of.hidden.push(row));
         }
         self.run_steps(kind, done..program.steps.len(), shape, &Cancel::new())?;
         if let Some(buffer) = program.output {
             let rows = self.token_rows(buffer, plan.vocab as usize, tokens)?;
-            outputs
-                .iter_mut()
-                .zip(rows)
-                .for_each(|(output, row)| output.logits = row);
+            outputs.iter_mut().zip(rows).for_each(|(of, row)| of.logits = row);
         }
         Ok(outputs)
     }
@@ -105,5 +98,58 @@ impl Session {
         let words = self.executor.read(buffer, 0, stride * tokens)?;
         let floats: &[f32] = bytemuck::cast_slice(&words);
         Ok(floats.chunks_exact(stride).map(|row| row[..len].to_vec()).collect())
+    }
+
+    /// φ of a prompt: for each of `layers`, which is ascending, the mean over all tokens of the residual stream after
+    /// that layer. Runs only the layers up to the last of them. Empties the cache.
+    ///
+    /// Errors: as [`Session::prefill`]; `Usage` for an unknown layer or another order; `Interrupted`; `NonFinite`.
+    pub fn mean_hidden(&mut self, tokens: &[u32], layers: &[usize], cancel: &Cancel) -> Result<Vec<Vec<f64>>> {
+        self.check(tokens)?;
+        let plan = self.plan.clone();
+        let taps = &plan.program(ProgramKind::Prefill).taps;
+        if !layers.is_sorted() || layers.last().is_some_and(|&last| last >= taps.len()) {
+            bail!(
+                Usage,
+                "layers {layers:?}: expected ascending numbers below {}",
+                taps.len()
+            );
+        }
+        self.clear();
+        let mut sums = vec![vec![0f64; plan.hidden as usize]; layers.len()];
+        for chunk in tokens.chunks(plan.chunk as usize) {
+            let result = self.add_hidden(chunk, layers.iter().map(|&layer| taps[layer]), &mut sums, cancel);
+            self.settle(result)?;
+        }
+        self.clear();
+        for sum in &mut sums {
+            sum.iter_mut().for_each(|value| *value /= tokens.len() as f64);
+            if sum.iter().any(|value| !value.is_finite()) {
+                bail!(NonFinite, "the hidden states of the prompt are not finite numbers");
+            }
+        }
+        Ok(sums)
+    }
+
+    /// Runs a chunk up to each of `taps` and adds the rows of its tokens to the tap's sum.
+    fn add_hidden(
+        &mut self,
+        chunk: &[u32],
+        taps: impl Iterator<Item = (usize, usize)>,
+        sums: &mut [Vec<f64>],
+        cancel: &Cancel,
+    ) -> Result<()> {
+        let shape = self.begin_chunk(chunk)?;
+        let mut done = 0;
+        for ((end, stream), sum) in taps.zip(sums) {
+            self.run_steps(ProgramKind::Prefill, done..end, shape, cancel)?;
+            done = end;
+            for row in self.token_rows(stream, sum.len(), chunk.len())? {
+                let elements = sum.iter_mut().zip(&row);
+                elements.for_each(|(sum, &value)| *sum += f64::from(value));
+            }
+        }
+        self.end_chunk(chunk);
+        Ok(())
     }
 }

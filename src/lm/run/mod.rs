@@ -3,16 +3,12 @@
 //! Knows token ids, not text.
 
 mod answer;
-mod cancel;
-mod decode;
 mod drafting;
 #[cfg(test)]
 mod fake;
 mod forward;
 mod generate;
 mod lookup;
-mod mean_hidden;
-mod pace;
 mod prefill;
 mod session;
 mod speculate;
@@ -20,8 +16,7 @@ mod speculate;
 mod tests;
 mod tuner;
 
-pub use answer::{Finish, Generation, TokenSink};
-pub use cancel::Cancel;
+pub use answer::{Cancel, Finish, Generation, TokenSink};
 pub use drafting::{DraftMode, DraftNotice, Speculated};
 pub use forward::LogitsSink;
 pub use session::Session;

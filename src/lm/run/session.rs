@@ -1,7 +1,6 @@
 //! The state of one conversation on one executor.
 
 use super::drafting::{DraftNotice, Drafting, Speculated};
-use super::pace::FIRST_STEPS;
 use crate::error::{Result, bail};
 use crate::graph::{BatchShape, BufferId, Counters, Executor, Routed, Ticket};
 use crate::lm::{Plan, ProgramKind, sequence_words};
@@ -10,6 +9,9 @@ use crate::source::{TensorId, Tensors};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Steps of a submission before any time is known.
+pub(super) const FIRST_STEPS: usize = 16;
 
 /// One conversation on one executor.
 pub struct Session {
@@ -72,11 +74,9 @@ impl Session {
         for &Routed { layer, experts, counts } in &graph.routed {
             let counts = self.executor.read(counts, 0, experts)?;
             // A layer can be applied several times.
-            let layer = layers.entry(layer).or_insert_with(|| vec![0; experts]);
-            layer
-                .iter_mut()
-                .zip(counts)
-                .for_each(|(total, count)| *total = total.wrapping_add(count));
+            let totals = layers.entry(layer).or_insert_with(|| vec![0; experts]);
+            let both = totals.iter_mut().zip(counts);
+            both.for_each(|(total, count)| *total = total.wrapping_add(count));
         }
         Ok(layers)
     }

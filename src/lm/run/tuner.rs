@@ -17,15 +17,6 @@ pub(super) struct Tuner {
     time: Duration,
 }
 
-/// A window that was slower than plain decoding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Loss {
-    /// Mean tokens of a speculative step.
-    pub tokens: f64,
-    /// Mean time of a speculative step, in plain steps.
-    pub cost: f64,
-}
-
 impl Tuner {
     /// Whether the time of a plain step is known.
     pub fn is_calibrated(&self) -> bool {
@@ -42,8 +33,9 @@ impl Tuner {
         (self.steps, self.tokens, self.time) = (0, 0, Duration::ZERO);
     }
 
-    /// Records a speculative step. Returns a loss if a window is complete and plain steps would have been faster.
-    pub fn record(&mut self, tokens: u32, time: Duration) -> Option<Loss> {
+    /// Records a speculative step. Returns its mean tokens and its mean cost, in plain steps, if a window is complete
+    /// and plain steps would have been faster.
+    pub fn record(&mut self, tokens: u32, time: Duration) -> Option<[f64; 2]> {
         let plain = self.plain?;
         self.steps += 1;
         self.tokens = self.tokens.saturating_add(tokens);
@@ -51,12 +43,11 @@ impl Tuner {
         if self.steps < WINDOW {
             return None;
         }
-        let loss = Loss {
-            tokens: f64::from(self.tokens) / f64::from(self.steps),
-            cost: self.time.as_secs_f64() / plain.as_secs_f64().max(1e-9) / f64::from(self.steps),
-        };
+        let steps = f64::from(self.steps);
+        let tokens = f64::from(self.tokens) / steps;
+        let cost = self.time.as_secs_f64() / plain.as_secs_f64().max(1e-9) / steps;
         self.restart();
-        (loss.cost > loss.tokens).then_some(loss)
+        (cost > tokens).then_some([tokens, cost])
     }
 }
 
@@ -64,7 +55,7 @@ impl Tuner {
 mod tests {
     use super::*;
 
-    fn record(tuner: &mut Tuner, steps: u32, tokens: u32, ms: u64) -> Vec<Option<Loss>> {
+    fn record(tuner: &mut Tuner, steps: u32, tokens: u32, ms: u64) -> Vec<Option<[f64; 2]>> {
         (0..steps)
             .map(|_| tuner.record(tokens, Duration::from_millis(ms)))
             .collect()
@@ -82,11 +73,8 @@ mod tests {
         assert!(record(&mut tuner, 64, 2, 15).iter().all(Option::is_none));
         let results = record(&mut tuner, WINDOW, 1, 15);
         assert!(results[..WINDOW as usize - 1].iter().all(Option::is_none));
-        let loss = results[WINDOW as usize - 1].unwrap();
-        assert!(
-            (loss.tokens - 1.0).abs() < 1e-9 && (loss.cost - 1.5).abs() < 1e-9,
-            "{loss:?}"
-        );
+        let [tokens, cost] = results[WINDOW as usize - 1].unwrap();
+        assert!((tokens - 1.0).abs() < 1e-9 && (cost - 1.5).abs() < 1e-9, "{results:?}");
     }
 
     #[test]
