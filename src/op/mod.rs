@@ -45,6 +45,11 @@ macro_rules! operators {
             pub fn spec(self) -> &'static Spec {
                 match self { $(Kernel::$variant => &$module::SPEC),* }
             }
+
+            /// The operator with parameters: `bytes` in the form that [`Op::bytes`] returns.
+            pub fn with_bytes(self, bytes: &[u8]) -> Op {
+                match self { $(Kernel::$variant => Op::$variant(bytemuck::pod_read_unaligned(bytes))),* }
+            }
         }
 
         /// An operator with the parameters of one step.
@@ -67,11 +72,6 @@ macro_rules! operators {
             /// The parameters as the uniform buffer holds them.
             pub fn bytes(&self) -> &[u8] {
                 match self { $(Op::$variant(params) => bytemuck::bytes_of(params)),* }
-            }
-
-            /// The same operator with other parameters: `bytes` in the form that [`Op::bytes`] returns.
-            pub fn with_bytes(&self, bytes: &[u8]) -> Op {
-                match self { $(Op::$variant(_) => Op::$variant(bytemuck::pod_read_unaligned(bytes))),* }
             }
 
             /// As [`Operator::grid`].

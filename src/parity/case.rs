@@ -43,6 +43,11 @@ impl fmt::Debug for Case {
     }
 }
 
+/// The words of a name whose conditions are true.
+pub(super) fn flags<const N: usize>(all: [(bool, &str); N]) -> String {
+    all.into_iter().filter(|flag| flag.0).map(|flag| flag.1).collect()
+}
+
 /// The cases, in order.
 #[derive(Default)]
 pub(super) struct Table {

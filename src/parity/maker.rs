@@ -9,7 +9,7 @@ use crate::graph::{
     Buffer, Fill, Graph, Masked, Matrix, Measured, Piece, Program, Selection, Slice, Stack, Stacking, Step, SwitchId,
     Vector,
 };
-use crate::op::{Bind, Binding, BufferId, Kv, Op, Token, batch_len};
+use crate::op::{Bind, Binding, BufferId, Kernel, Kv, Op, Token, batch_len};
 use crate::source::{MemoryTensors, TensorId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,13 +21,19 @@ pub(super) const MOST_TOKENS: u32 = 64;
 /// The switch that is on: masked steps run as the masked variant.
 const MASK: SwitchId = 0;
 
-/// An operator whose parameters are variables with the names of its fields.
-macro_rules! params {
-    ($operator:ident: $($field:ident),*) => {
-        $crate::op::Op::from($crate::op::$operator::Params { $($field),* })
-    };
+/// An operator with these parameters: u32, or the bits of f32, by name. The first value of a name counts, and names that the
+/// operator does not declare have no effect.
+pub(super) fn op(kernel: Kernel, values: &[(&str, u32)]) -> Result<Op> {
+    let spec = kernel.spec();
+    let mut words = Vec::new();
+    for (name, _) in spec.params {
+        match values.iter().find(|value| value.0 == *name) {
+            Some((_, word)) => words.push(*word),
+            None => bail!(Internal, "the case has no parameter '{name}' for {}", spec.name),
+        }
+    }
+    Ok(kernel.with_bytes(bytemuck::cast_slice(&words)))
 }
-pub(super) use params;
 
 /// A rig in the making. Steps bind buffers and vectors under their labels, which are the names of the operators' operands;
 /// rounds name their inputs the same way.
@@ -37,7 +43,7 @@ pub(super) struct Maker {
     pub width: usize,
     /// Bytes that the device binds at once.
     max_binding: u64,
-    graph: Graph,
+    pub graph: Graph,
     selection: Selection,
     operands: HashMap<String, Bind>,
     new_tensors: Vec<(String, Dtype, Vec<u64>, Vec<u8>)>,
@@ -89,11 +95,6 @@ impl Maker {
             rounds: self.rounds,
             rows: self.rows,
         })
-    }
-
-    /// Sets the element type of the key-value cache.
-    pub fn set_kv(&mut self, kv: Kv) {
-        self.graph.kv = kv;
     }
 
     /// Binds an operand from now on.
@@ -262,21 +263,27 @@ impl Maker {
     }
 }
 
-/// So many tokens of the first slot, from a position on.
-pub(super) fn sequence(position: u32, count: u32) -> Vec<Token> {
-    let token = |position| Token {
+/// A token of the vocabulary at a position of a slot.
+pub(super) fn token(id: u32, slot: u32, position: u32) -> Token {
+    Token {
+        id,
+        slot,
         position,
         ..Token::default()
-    };
-    (position..position + count).map(token).collect()
+    }
+}
+
+/// So many tokens of the first slot, from a position on.
+pub(super) fn sequence(position: u32, count: u32) -> Vec<Token> {
+    (position..position + count)
+        .map(|position| token(0, 0, position))
+        .collect()
 }
 
 /// Tokens with these slots and positions.
 pub(super) fn tokens_at(places: &[(u32, u32)]) -> Vec<Token> {
-    let token = |&(slot, position): &(u32, u32)| Token {
-        slot,
-        position,
-        ..Token::default()
-    };
-    places.iter().map(token).collect()
+    places
+        .iter()
+        .map(|&(slot, position)| token(0, slot, position))
+        .collect()
 }

@@ -1,13 +1,14 @@
 //! Cases of rotation and attention. Caches hold nothing past each sequence's last position, and their pages are in no order.
 
-use crate::error::{Result, bail};
+use crate::error::Result;
 use crate::graph::Fill;
-use crate::op::{KV_PAGE, Kernel, Kv, Token, heads_list, rope};
-use crate::parity::case::Table;
+use crate::op::{KV_PAGE, Kernel, Kv, Token, heads_list};
+use crate::parity::case::{Table, flags};
 use crate::parity::judge::UNSET;
-use crate::parity::maker::{Maker, params, sequence, tokens_at};
+use crate::parity::maker::{Maker, op, sequence, tokens_at};
 use crate::parity::random::words;
 use half::f16;
+use std::fmt;
 
 /// Positions of each sequence: more than any round reaches, and not a multiple of a page.
 const POSITIONS: u32 = 280;
@@ -113,13 +114,7 @@ fn add_rope(table: &mut Table) {
                         1 => runs.map(|(position, tokens)| sequence(position, tokens)).to_vec(),
                         _ => two_slots(),
                     };
-                    let gate = if heads.gated { " gate" } else { "" };
-                    let name = format!(
-                        "rope.{} {}/{kv_heads} heads of {dim}, {rotated} turned{norm}{gate}{}",
-                        kv.name(),
-                        heads.heads,
-                        heads.suffix()
-                    );
+                    let name = format!("rope.{} {heads}, {rotated} turned{norm}{}", kv.name(), heads.flags());
                     table.add(name, move |maker| spec.build(maker, &rounds));
                 }
             }
@@ -179,9 +174,26 @@ fn add_attention(table: &mut Table) {
     }
 }
 
+impl fmt::Display for Heads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} heads of {}", self.heads, self.kv_heads, self.dim)
+    }
+}
+
 impl Heads {
-    fn suffix(&self) -> &'static str {
-        if self.slots == 1 { "" } else { " two slots" }
+    fn flags(&self) -> String {
+        flags([(self.gated, " gate"), (self.slots != 1, " two slots")])
+    }
+
+    /// The parameters that rotation and attention share.
+    fn params(&self) -> [(&'static str, u32); 5] {
+        [
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_vectors", self.dim / 4),
+            ("query_vectors", self.query() / 4),
+            ("slot_pages", SLOT_PAGES),
+        ]
     }
 
     /// Elements from one query head to the next.
@@ -252,33 +264,26 @@ impl Heads {
 
 impl Rope {
     fn build(&self, maker: &mut Maker, rounds: &[Vec<Token>]) -> Result<()> {
-        let Heads {
-            heads, kv_heads, dim, ..
-        } = self.heads;
-        maker.set_kv(self.heads.kv);
+        let (heads, rotated) = (self.heads, self.rotated);
+        maker.graph.kv = heads.kv;
         let most = rounds.iter().map(Vec::len).max().unwrap_or(1);
-        maker.vector("q_norm", dim as usize)?;
-        maker.vector("k_norm", dim as usize)?;
-        let stride = self.heads.stride() as usize;
-        maker.buffer("table", (POSITIONS * self.rotated) as usize);
+        maker.vector("q_norm", heads.dim as usize)?;
+        maker.vector("k_norm", heads.dim as usize)?;
+        let stride = heads.stride() as usize;
+        maker.buffer("table", (POSITIONS * rotated) as usize);
         maker.rows("qkv", stride, most);
-        let page_tables = self.heads.cache_buffers(maker);
-        maker.step(rope::Params {
-            heads,
-            kv_heads,
-            head_vectors: dim / 4,
-            rot_vectors: self.rotated / 8,
-            slot_pages: SLOT_PAGES,
-            positions: POSITIONS,
-            eps: 1e-2,
-            qk_norm: self.qk_norm,
-            v_norm: u32::from(self.v_norm),
-            query_vectors: self.heads.query() / 4,
-        })?;
+        let page_tables = heads.cache_buffers(maker);
+        let own = [
+            ("rot_vectors", rotated / 8),
+            ("positions", POSITIONS),
+            ("eps", 1e-2f32.to_bits()),
+            ("qk_norm", self.qk_norm),
+            ("v_norm", u32::from(self.v_norm)),
+        ];
+        maker.step(op(Kernel::Rope, &[own, heads.params()].concat())?)?;
+        let inv_freq = |i| 0.7 * 100f32.powf(-2.0 * i as f32 / rotated as f32);
         let fill = Fill::Rope {
-            inv_freq: (0..self.rotated / 2)
-                .map(|i| 0.7 * 100f32.powf(-2.0 * i as f32 / self.rotated as f32))
-                .collect(),
+            inv_freq: (0..rotated / 2).map(inv_freq).collect(),
             factor: 1.1,
             positions: POSITIONS,
         };
@@ -294,28 +299,17 @@ impl Rope {
 
 impl Attention {
     fn add(self, table: &mut Table) {
-        let Heads {
-            heads, kv_heads, dim, ..
-        } = self.heads;
-        let mut name = self.kernel.spec().name.to_string();
-        if self.masked {
-            name += ".masked";
+        let (spec, heads) = (self.kernel.spec(), self.heads);
+        let mut name = spec.name.to_string() + &flags([(self.masked, ".masked")]);
+        if spec.has_kv() {
+            name += &format!(".{}", heads.kv.name());
         }
-        if self.kernel.spec().has_kv() {
-            name += &format!(".{}", self.heads.kv.name());
-        }
-        name += &format!(" {heads}/{kv_heads} heads of {dim}");
+        name += &format!(" {heads}");
         if self.window != 0 {
             name += &format!(" window {}", self.window);
         }
-        if self.softcap != 0.0 {
-            name += " softcap";
-        }
-        if self.heads.gated {
-            name += " gate";
-        }
-        name += self.heads.suffix();
-        table.add(name, move |maker| self.build(maker));
+        name += &flags([(self.softcap != 0.0, " softcap")]);
+        table.add(name + &heads.flags(), move |maker| self.build(maker));
     }
 
     fn rounds(&self) -> Vec<Vec<Token>> {
@@ -337,7 +331,7 @@ impl Attention {
         let Heads {
             heads, kv_heads, dim, ..
         } = self.heads;
-        maker.set_kv(self.heads.kv);
+        maker.graph.kv = self.heads.kv;
         let rounds = self.rounds();
         let most = rounds.iter().map(Vec::len).max().unwrap_or(1);
         // One vector more than a token needs.
@@ -350,7 +344,14 @@ impl Attention {
             true => maker.list(heads_list(heads as usize, kv_heads as usize, &is_kept)),
             false => maker.zeros("list"),
         }
-        self.step(maker, y_stride)?;
+        let own = [
+            ("blocks", SLOT_PAGES),
+            ("scale", (1.0 / (dim as f32).sqrt()).to_bits()),
+            ("softcap", self.softcap.to_bits()),
+            ("window", self.window),
+            ("y_stride", y_stride),
+        ];
+        maker.step(op(self.kernel, &[own, self.heads.params()].concat())?)?;
         for tokens in rounds {
             let count = self.heads.stride() as usize * tokens.len();
             let inputs = match self.kernel {
@@ -372,25 +373,6 @@ impl Attention {
             maker.round(tokens, inputs)?;
         }
         Ok(())
-    }
-
-    fn step(&self, maker: &mut Maker, y_stride: u32) -> Result<()> {
-        let Heads {
-            heads, kv_heads, dim, ..
-        } = self.heads;
-        let (head_vectors, query_vectors) = (dim / 4, self.heads.query() / 4);
-        let (softcap, window, scale) = (self.softcap, self.window, 1.0 / (dim as f32).sqrt());
-        let (slot_pages, blocks) = (SLOT_PAGES, SLOT_PAGES);
-        let op = match self.kernel {
-            Kernel::AttnBlock => params!(attn_block:
-                heads, kv_heads, head_vectors, slot_pages, blocks, scale, softcap, window, query_vectors),
-            Kernel::AttnMerge => params!(attn_merge:
-                heads, kv_heads, head_vectors, blocks, scale, softcap, window, y_stride, query_vectors),
-            Kernel::AttnChunk => params!(attn_chunk:
-                heads, kv_heads, head_vectors, slot_pages, scale, softcap, window, y_stride, query_vectors),
-            other => bail!(Internal, "{} is not attention", other.spec().name),
-        };
-        maker.step(op)
     }
 
     /// The records that attn_block leaves for attn_merge: visible blocks of the kept heads, the others unset.

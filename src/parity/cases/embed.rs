@@ -4,9 +4,9 @@ use super::dtypes::{WHOLE, has_halves, overlays, runnable, segment_bytes};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::graph::Stacking;
-use crate::op::{Token, embed};
+use crate::op::embed;
 use crate::parity::case::Table;
-use crate::parity::maker::Maker;
+use crate::parity::maker::{Maker, token};
 use crate::parity::random::Values;
 
 /// Tokens of a round.
@@ -91,11 +91,7 @@ impl Embed {
         let rows = self.rows as u64;
         let mut ids = vec![0, rows as u32 - 1];
         ids.resize_with(TOKENS, || (maker.random.bits() % rows) as u32);
-        let token = |(id, position): (u32, u32)| Token {
-            id,
-            position,
-            ..Token::default()
-        };
-        maker.round(ids.into_iter().zip(0..).map(token).collect(), Vec::new())
+        let tokens = ids.into_iter().zip(0..).map(|(id, position)| token(id, 0, position));
+        maker.round(tokens.collect(), Vec::new())
     }
 }

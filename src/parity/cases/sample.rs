@@ -2,10 +2,10 @@
 //! and the beginning of speculative steps. The sequences are in both of two slots; the state of the other slot is unset.
 
 use crate::error::Result;
-use crate::op::{MAX_WIDTH, SlotState, Token, batch_len, batch_words, draft, sample, speculate_begin};
+use crate::op::{MAX_WIDTH, SlotState, batch_len, batch_words, draft, sample, speculate_begin};
 use crate::parity::case::Table;
 use crate::parity::judge::UNSET;
-use crate::parity::maker::Maker;
+use crate::parity::maker::{Maker, token};
 use crate::parity::random::{Random, words};
 use crate::sampling::{Choice, SEEN_IN_PROMPT, SETTINGS_WORDS, Sampling, choose};
 
@@ -162,22 +162,16 @@ impl Sample {
         // Most drafts are the tokens that will be sampled.
         let settings = sampling.words(&stops)?;
         let mut counted = seen.clone();
-        let mut tokens: Vec<Token> = (position..position + count)
-            .map(|position| Token {
-                id: 3,
-                slot,
-                position,
-                ..Token::default()
-            })
-            .collect();
+        let positions = position..position + count;
+        let mut tokens: Vec<_> = positions.map(|position| token(3, slot, position)).collect();
         for t in 0..count as usize {
             let logits = &values[t * stride..][..vocab];
-            if let Choice::Token(token) = choose(logits, &settings, &counted, tokens[t].position + 1)
+            if let Choice::Token(id) = choose(logits, &settings, &counted, tokens[t].position + 1)
                 && !maker.random.bits().is_multiple_of(8)
                 && let Some(next) = tokens.get_mut(t + 1)
             {
-                next.id = token;
-                counted[token as usize] += u32::from(sampling.penalises());
+                next.id = id;
+                counted[id as usize] += u32::from(sampling.penalises());
             }
         }
         let inputs = vec![
@@ -198,12 +192,7 @@ fn draft_case(maker: &mut Maker, vocab: u32, kind: Logits) -> Result<()> {
     maker.buffer("slots", SLOTS_WORDS);
     maker.step(draft::Params { vocab, number: 3 })?;
     for (slot, count, position, last) in [(0, 1, 20, 30), (1, 1, 28, 30), (0, 1, 29, 30), (1, 0, 28, 30)] {
-        let at = |position| Token {
-            id: 5,
-            slot,
-            position,
-            ..Token::default()
-        };
+        let at = |position| token(5, slot, position);
         let mut drafting = batch_words(&[at(position)]);
         drafting[0] = count;
         let state = SlotState {
@@ -242,14 +231,12 @@ fn speculate_begin_case(maker: &mut Maker, depth: u32) -> Result<()> {
             last,
             ..SlotState::default()
         };
-        let token = Token {
-            id: 7,
-            slot,
-            position,
-            ..Token::default()
-        };
         let name = format!("position {position} of slot {slot}, {state:?}");
-        maker.named_round(name, vec![token], vec![("slots", slot_words(slot, &state))])?;
+        maker.named_round(
+            name,
+            vec![token(7, slot, position)],
+            vec![("slots", slot_words(slot, &state))],
+        )?;
     }
     Ok(())
 }
