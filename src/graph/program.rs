@@ -85,10 +85,8 @@ impl Selection {
 
     /// How the selection runs a step; `None` if the step does not run.
     pub fn resolve(&self, index: usize, step: &Step) -> Option<Resolved> {
-        let runs = step
-            .conditions
-            .iter()
-            .all(|condition| self.is_on(condition.switch) == condition.on);
+        let mut conditions = step.conditions.iter();
+        let runs = conditions.all(|condition| self.is_on(condition.switch) == condition.on);
         let masked = step.masked.filter(|masked| self.is_on(masked.switch));
         let counts = masked.map(|masked| self.counts(masked.list));
         runs.then(|| Resolved {

@@ -1,8 +1,7 @@
 //! Steps: one dispatch each, with the conditions under which it runs.
 
 use crate::dtype::planes::Planes;
-use crate::op::Bind;
-use crate::op::{Access, BufferId, Op};
+use crate::op::{Access, Bind, BufferId, Op};
 
 /// Index of a switch. A [`super::Selection`] turns switches on and off.
 pub type SwitchId = usize;
@@ -68,11 +67,5 @@ impl Step {
             Bind::Buffer(buffer) => Some((binding.name, buffer, binding.access)),
             _ => None,
         })
-    }
-
-    /// The buffers that the step writes, each with its name in the operator's declaration.
-    pub fn writes(&self) -> Vec<(&'static str, BufferId)> {
-        let written = self.buffers().filter(|(.., access)| *access == Access::Write);
-        written.map(|(name, buffer, _)| (name, buffer)).collect()
     }
 }

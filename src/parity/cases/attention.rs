@@ -29,16 +29,6 @@ struct Heads {
 }
 
 #[derive(Clone, Copy)]
-struct Rope {
-    heads: Heads,
-    /// Rotated elements of a head.
-    rotated: u32,
-    /// As in the operator's parameters.
-    qk_norm: u32,
-    v_norm: bool,
-}
-
-#[derive(Clone, Copy)]
 struct Attention {
     kernel: Kernel,
     heads: Heads,
@@ -93,7 +83,7 @@ fn add_rope(table: &mut Table) {
     ];
     for (i, (heads, kv_heads, dim, rotated)) in shapes.into_iter().enumerate() {
         for kv in [Kv::F16, Kv::F32] {
-            for (norm, qk_norm, v_norm) in [("", 0, false), (" norm", 1, false), (" late norm", 2, true)] {
+            for (norm, qk_norm, v_norm) in [("", 0, 0), (" norm", 1, 0), (" late norm", 2, 1)] {
                 for slots in [1, 2] {
                     let heads = Heads {
                         heads,
@@ -103,19 +93,14 @@ fn add_rope(table: &mut Table) {
                         kv,
                         slots,
                     };
-                    let spec = Rope {
-                        heads,
-                        rotated,
-                        qk_norm,
-                        v_norm,
-                    };
                     let runs = [(0, 1), (1, 1), (17, 1), (200, 1), (0, 17), (63, 9), (64 + i as u32, 2)];
                     let rounds = match slots {
                         1 => runs.map(|(position, tokens)| sequence(position, tokens)).to_vec(),
                         _ => two_slots(),
                     };
                     let name = format!("rope.{} {heads}, {rotated} turned{norm}{}", kv.name(), heads.flags());
-                    table.add(name, move |maker| spec.build(maker, &rounds));
+                    let own = [rotated, qk_norm, v_norm];
+                    table.add(name, move |maker| heads.rope(maker, own, &rounds));
                 }
             }
         }
@@ -260,27 +245,25 @@ impl Heads {
         }
         cache
     }
-}
 
-impl Rope {
-    fn build(&self, maker: &mut Maker, rounds: &[Vec<Token>]) -> Result<()> {
-        let (heads, rotated) = (self.heads, self.rotated);
-        maker.graph.kv = heads.kv;
+    /// A rotation of some elements of each head. `qk_norm` and `v_norm` are as in the operator's parameters.
+    fn rope(&self, maker: &mut Maker, [rotated, qk_norm, v_norm]: [u32; 3], rounds: &[Vec<Token>]) -> Result<()> {
+        maker.graph.kv = self.kv;
         let most = rounds.iter().map(Vec::len).max().unwrap_or(1);
-        maker.vector("q_norm", heads.dim as usize)?;
-        maker.vector("k_norm", heads.dim as usize)?;
-        let stride = heads.stride() as usize;
+        maker.vector("q_norm", self.dim as usize)?;
+        maker.vector("k_norm", self.dim as usize)?;
+        let stride = self.stride() as usize;
         maker.buffer("table", (POSITIONS * rotated) as usize);
         maker.rows("qkv", stride, most);
-        let page_tables = heads.cache_buffers(maker);
+        let page_tables = self.cache_buffers(maker);
         let own = [
             ("rot_vectors", rotated / 8),
             ("positions", POSITIONS),
             ("eps", 1e-2f32.to_bits()),
-            ("qk_norm", self.qk_norm),
-            ("v_norm", u32::from(self.v_norm)),
+            ("qk_norm", qk_norm),
+            ("v_norm", v_norm),
         ];
-        maker.step(op(Kernel::Rope, &[own, heads.params()].concat())?)?;
+        maker.step(op(Kernel::Rope, &[own, self.params()].concat())?)?;
         let inv_freq = |i| 0.7 * 100f32.powf(-2.0 * i as f32 / rotated as f32);
         let fill = Fill::Rope {
             inv_freq: (0..rotated / 2).map(inv_freq).collect(),

@@ -1,14 +1,18 @@
-//! Cases of the products with a weight: matvec and matmul, plain, added to the stream, or gated, whole or masked.
+//! Cases of the products with a weight: matvec and matmul, plain, added to the stream, or gated, whole or masked; and of
+//! `embed`, which reads rows of a weight.
 
 use super::dtypes::{WHOLE, has_halves, overlays, runnable, segment_bytes};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::graph::{Matrix, Segment, Stacking};
-use crate::op::{Kernel, blocks_list, outputs_list};
+use crate::op::{Kernel, blocks_list, embed, outputs_list};
 use crate::parity::case::{Table, flags};
-use crate::parity::maker::{Maker, op, sequence};
+use crate::parity::maker::{Maker, op, sequence, token};
 use crate::parity::random::{Values, operands, padded};
 use crate::source::{TensorId, Tensors};
+
+/// Tokens of a round of `embed`.
+const EMBEDDED: usize = 9;
 
 #[derive(Clone, Debug)]
 struct Linear {
@@ -76,6 +80,32 @@ pub fn add(table: &mut Table) {
     }
     Linear::plain(Kernel::Matmul, Dtype::Q8Row, 65_539, 32).add(table, "");
     Linear::plain(Kernel::Matvec, Dtype::Q8Row, 262_181, 32).add(table, "");
+}
+
+/// The cases of `embed`.
+pub fn add_embed(table: &mut Table) {
+    let embed = |dtype, rows, cols| Linear::plain(Kernel::Embed, dtype, rows, cols);
+    for dtype in runnable() {
+        let ragged = (!dtype.needs_group_rows()).then_some((9, 36));
+        for (rows, cols) in [(33, 32), (7, 576), (70, 1056)].into_iter().chain(ragged) {
+            embed(dtype, rows, cols).add(table, "");
+        }
+        embed(dtype, 100, 96).cut().add(table, " segments");
+        let small = embed(dtype, 33, 96);
+        if has_halves(dtype) {
+            small.clone().with(Values::SUBNORMAL).add(table, " subnormal");
+        }
+        for (what, overlay) in overlays(dtype) {
+            small.clone().with(Values::with_overlay(overlay)).add(table, what);
+        }
+    }
+    // Groups of 32 weights that straddle rows.
+    let dtype = Dtype::Q4Block;
+    embed(dtype, 50, 1001).add(table, "");
+    embed(dtype, 100, 50).cut().add(table, " segments");
+    embed(dtype, 33, 50).with(Values::SUBNORMAL).add(table, " subnormal");
+    // The size of a vocabulary.
+    embed(Dtype::Q8Row, 65_539, 32).add(table, "");
 }
 
 fn add_products(table: &mut Table, kernel: Kernel, masked: bool, dtype: Dtype) {
@@ -222,7 +252,10 @@ impl Linear {
             (self.bias, " bias"),
             (self.gelu && is_pair(self.kernel), " gelu"),
         ]);
-        table.add(name + &flags + what, move |maker| self.build(maker));
+        table.add(name + &flags + what, move |maker| match self.kernel {
+            Kernel::Embed => self.build_embed(maker),
+            _ => self.build(maker),
+        });
     }
 
     fn takes_norm(&self) -> bool {
@@ -257,6 +290,28 @@ impl Linear {
         };
         let mut tokens = self.tokens.iter();
         tokens.try_for_each(|&tokens| self.round(maker, &shape, &matrix, tokens, &signs))
+    }
+
+    fn build_embed(&self, maker: &mut Maker) -> Result<()> {
+        let (dtype, rows) = self.parts[0];
+        let tensor = maker.tensor(dtype, rows, self.cols, self.values)?;
+        let matrix = maker.stack(&[tensor], Stacking::Rows, self.limit)?;
+        let groups = self.cols.div_ceil(32);
+        maker.rows("h", groups * 32, EMBEDDED);
+        for (i, segment) in matrix.segments.iter().enumerate() {
+            let params = embed::Params {
+                rows: segment.geometry.rows as u32,
+                groups: groups as u32,
+                row0: segment.row0,
+                multiplier: 11.3,
+            };
+            maker.segment_step(i, params)?;
+        }
+        // The first and the last row, and some between.
+        let mut ids = vec![0, rows as u32 - 1];
+        ids.resize_with(EMBEDDED, || (maker.random.bits() % rows as u64) as u32);
+        let tokens = ids.into_iter().zip(0..).map(|(id, position)| token(id, 0, position));
+        maker.round(tokens.collect(), Vec::new())
     }
 
     fn operands(&self, maker: &mut Maker, shape: &Shape) -> Result<()> {

@@ -27,7 +27,7 @@ struct Rows {
 pub fn add(table: &mut Table) {
     for cols in [32, 36, 96, 576, 1056] {
         let stride = usize::next_multiple_of(cols, 32);
-        let mut add = |kernel: Kernel, inputs: &'static [&'static str], what: &str, own| {
+        let add = |table: &mut Table, kernel: Kernel, inputs: &'static [&'static str], what: &str, own| {
             let name = format!("{} {cols}{what}", kernel.spec().name);
             let rows = Rows {
                 kernel,
@@ -38,15 +38,18 @@ pub fn add(table: &mut Table) {
             };
             table.add(name, move |maker| rows.build(maker));
         };
-        add(Kernel::PreNorm, &["source"], "", ("", 0));
-        add(Kernel::Norm, &["x"], "", ("", 0));
-        add(Kernel::AddNorm, &["y", "h"], "", ("", 0));
-        add(Kernel::ZeroMasked, &["y"], "", ("", 0));
+        add(table, Kernel::PreNorm, &["source"], "", ("", 0));
+        add(table, Kernel::Norm, &["x"], "", ("", 0));
+        add(table, Kernel::AddNorm, &["y", "h"], "", ("", 0));
+        add(table, Kernel::ZeroMasked, &["y"], "", ("", 0));
+        table.add(format!("last_token {cols}"), move |maker| {
+            last_token_case(maker, cols, stride)
+        });
         for (what, gelu) in [("", 0), (" gelu", 1)] {
-            add(Kernel::Glu, &["y", "up"], what, ("gelu", gelu));
+            add(table, Kernel::Glu, &["y", "up"], what, ("gelu", gelu));
         }
         for (what, cap) in [("", 0.0), (" soft", 0.2), (" hard", 1e-3f32)] {
-            add(Kernel::Cap, &["y"], what, ("cap", cap.to_bits()));
+            add(table, Kernel::Cap, &["y"], what, ("cap", cap.to_bits()));
         }
         table.add(format!("last_token {cols}"), move |maker| {
             last_token_case(maker, cols, stride)
