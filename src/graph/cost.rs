@@ -1,7 +1,6 @@
 //! The memory that a graph needs and the costs of its programs, computed from the graph alone.
 
-use super::program::{Graph, Program, Resolved, Selection};
-use super::step::Step;
+use super::program::{Graph, Program, Resolved, Selection, Step};
 use crate::op::{Access, BatchShape, Bind, BufferId, WeightRead};
 use std::collections::HashSet;
 

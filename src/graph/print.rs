@@ -1,7 +1,6 @@
 //! The printed form of a graph, for people and for snapshot tests.
 
-use super::program::{Graph, Program, Selection};
-use super::step::Step;
+use super::program::{Graph, Program, Selection, Step};
 use crate::op::{Bind, Op};
 
 impl Graph {

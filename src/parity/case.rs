@@ -3,7 +3,6 @@
 use super::maker::Maker;
 use super::rig::Rig;
 use crate::error::Result;
-use std::fmt;
 use std::sync::Arc;
 
 type Build = dyn Fn(&mut Maker) -> Result<()> + Send + Sync;
@@ -32,14 +31,8 @@ impl Case {
         let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let seed = self.name.bytes().fold(0x811c_9dc5, hash);
         let mut maker = Maker::new(seed.into(), max_binding);
-        let built = (self.build)(&mut maker).and_then(|()| maker.finish());
-        built.map_err(|err| err.context(&self.name))
-    }
-}
-
-impl fmt::Debug for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Case").field(&self.name).finish()
+        (self.build)(&mut maker).map_err(|err| err.context(&self.name))?;
+        Ok(maker.finish())
     }
 }
 

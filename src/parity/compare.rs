@@ -2,7 +2,7 @@
 
 use super::cases::cases;
 use super::judge::{Elements, Output, judge, outputs as written_by};
-use super::outcome::{Outcome, Tally};
+use super::outcome::Outcome;
 use super::rig::{Rig, Round};
 use crate::error::Result;
 use crate::gpu::{Device, GpuExecutor};
@@ -24,14 +24,14 @@ pub fn kernels(
 ) -> Result<Outcome> {
     let mut all = cases();
     all.retain(|case| filter.is_none_or(|filter| case.name().contains(filter)));
-    let mut tally = Tally::default();
+    let mut outcome = Outcome::default();
     for (i, case) in all.iter().enumerate() {
         progress(i, all.len(), case.name())?;
         let rig = case.rig(device.max_binding())?;
         let result = compare(device, &rig, &rig).map_err(|err| err.context(case.name()))?;
-        tally.add(case.kind(), case.name(), result);
+        outcome.add(case.kind(), case.name(), result);
     }
-    Ok(tally.outcome())
+    Ok(outcome)
 }
 
 /// Runs `tried` on the device and `reference` on the host: the largest error, or the first difference. The two are the same

@@ -12,7 +12,7 @@ pub struct Outcome {
     /// The failures, each name once with its first difference.
     pub failed: Vec<Failure>,
     /// The largest error of every kind of comparison, by name.
-    pub worst: Vec<(String, f64)>,
+    pub worst: BTreeMap<String, f64>,
 }
 
 /// A comparison that failed.
@@ -24,18 +24,9 @@ pub struct Failure {
     pub what: String,
 }
 
-/// An outcome that is being counted.
-#[derive(Default)]
-pub(super) struct Tally {
-    cases: usize,
-    passed: usize,
-    failed: Vec<Failure>,
-    worst: BTreeMap<String, f64>,
-}
-
-impl Tally {
+impl Outcome {
     /// Counts a comparison: its error, or the difference in words.
-    pub fn add(&mut self, kind: &str, name: &str, result: Result<f64, String>) {
+    pub(super) fn add(&mut self, kind: &str, name: &str, result: Result<f64, String>) {
         self.cases += 1;
         match result {
             Ok(error) => {
@@ -48,15 +39,6 @@ impl Tally {
                 name: name.into(),
                 what,
             }),
-        }
-    }
-
-    pub fn outcome(self) -> Outcome {
-        Outcome {
-            cases: self.cases,
-            passed: self.passed,
-            failed: self.failed,
-            worst: self.worst.into_iter().collect(),
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::compare::executor;
 use super::judge::{judge, outputs};
 use super::maker;
-use super::outcome::{Outcome, Tally};
+use super::outcome::Outcome;
 use crate::error::{Result, bail};
 use crate::gpu::Device;
 use crate::graph::{Executor, Resolved};
@@ -58,7 +58,7 @@ pub fn programs(
         plan,
         device: tried.executor(Some(device))?,
         host: reference.executor(None)?,
-        tally: Tally::default(),
+        outcome: Outcome::default(),
     };
     let runs = runs(plan);
     let selected = |run: &Run| plan.program(run.kind).resolve(&plan.selection).len();
@@ -80,7 +80,7 @@ pub fn programs(
             done += 1;
         }
     }
-    Ok(pair.tally.outcome())
+    Ok(pair.outcome)
 }
 
 impl Subject {
@@ -146,7 +146,7 @@ struct Pair<'a> {
     plan: &'a Plan,
     device: Box<dyn Executor>,
     host: Box<dyn Executor>,
-    tally: Tally,
+    outcome: Outcome,
 }
 
 impl Pair<'_> {
@@ -219,7 +219,7 @@ impl Pair<'_> {
         let program = program.name.trim_end_matches("_logits");
         let variant = if resolved.masked { ".masked" } else { "" };
         let kind = format!("{program} {}{variant}", step.op.kernel().spec().name);
-        self.tally.add(&kind, &format!("{program} {}", step.label), result);
+        self.outcome.add(&kind, &format!("{program} {}", step.label), result);
         Ok(())
     }
 }

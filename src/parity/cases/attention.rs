@@ -229,16 +229,11 @@ impl Heads {
                 for (position, row) in rows.filter(|_| is_read(kv_head as usize)) {
                     let page = self.page(slot, position / KV_PAGE);
                     let at = ((page * self.kv_heads + kv_head) * KV_PAGE + position % KV_PAGE) as usize * dim;
+                    let half = |value: f32| u32::from(f16::from_f32(value).to_bits());
+                    let pairs = row.chunks_exact(2).map(|pair| half(pair[0]) | half(pair[1]) << 16);
                     match self.kv {
                         Kv::F32 => cache[at..at + dim].copy_from_slice(&words(row)),
-                        Kv::F16 => {
-                            let half = |value: f32| u32::from(f16::from_f32(value).to_bits());
-                            let pairs = row.chunks_exact(2).map(|pair| half(pair[0]) | half(pair[1]) << 16);
-                            cache[at / 2..(at + dim) / 2]
-                                .iter_mut()
-                                .zip(pairs)
-                                .for_each(|(to, pair)| *to = pair);
-                        }
+                        Kv::F16 => cache[at / 2..(at + dim) / 2].copy_from_slice(&pairs.collect::<Vec<_>>()),
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Cases of the products with a weight: matvec and matmul, plain, added to the stream, or gated, whole or masked; and of
 //! `embed`, which reads rows of a weight.
 
-use super::dtypes::{WHOLE, has_halves, overlays, runnable, segment_bytes};
+use super::dtypes::{WHOLE, runnable, segment_bytes, special};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::graph::{Matrix, Segment, Stacking};
@@ -91,12 +91,8 @@ pub fn add_embed(table: &mut Table) {
             embed(dtype, rows, cols).add(table, "");
         }
         embed(dtype, 100, 96).cut().add(table, " segments");
-        let small = embed(dtype, 33, 96);
-        if has_halves(dtype) {
-            small.clone().with(Values::SUBNORMAL).add(table, " subnormal");
-        }
-        for (what, overlay) in overlays(dtype) {
-            small.clone().with(Values::with_overlay(overlay)).add(table, what);
+        for (what, values) in special(dtype) {
+            embed(dtype, 33, 96).with(values).add(table, what);
         }
     }
     // Groups of 32 weights that straddle rows.
@@ -140,11 +136,8 @@ fn add_products(table: &mut Table, kernel: Kernel, masked: bool, dtype: Dtype) {
     if masked {
         return;
     }
-    for (what, overlay) in overlays(dtype) {
-        plain(12, 96).with(Values::with_overlay(overlay)).add(table, what);
-    }
-    if has_halves(dtype) {
-        plain(12, 96).with(Values::SUBNORMAL).add(table, " subnormal");
+    for (what, values) in special(dtype) {
+        plain(12, 96).with(values).add(table, what);
     }
 }
 
@@ -285,7 +278,7 @@ impl Linear {
             maker.segment_step(i, op(self.kernel, &self.params(&shape, segment))?)?;
         }
         let signs = match stacked {
-            1 => first_row(&*maker.tensors()?, parts[0])?,
+            1 => first_row(&maker.tensors, parts[0])?,
             _ => Vec::new(),
         };
         let mut tokens = self.tokens.iter();

@@ -1,14 +1,14 @@
 //! Cases of mixtures of experts: counts of experts on both sides of a power of two, from one up to the most; ties, biases and
 //! sigmoids; experts that a bank does not hold; banks in segments.
 
-use super::dtypes::{has_halves, overlays, runnable, segment_bytes};
+use super::dtypes::{runnable, segment_bytes, special};
 use super::experts::{Bank, Moe, Part, Weights};
 use crate::dtype::Dtype;
 use crate::error::{Result, bail};
 use crate::op::Kernel;
 use crate::parity::case::{Table, flags};
 use crate::parity::maker::Maker;
-use crate::parity::random::{Random, Values, operands, padded};
+use crate::parity::random::{Random, operands, padded};
 
 const GLU: Part = (Kernel::MoeGlu, Weights::Pairs);
 const GATES: Part = (Kernel::MoeMatvec, Weights::Experts);
@@ -55,11 +55,8 @@ fn add_types(table: &mut Table, part: Part, dtype: Dtype) {
     });
     add(" segments", &cut);
     add(" partial", &|moe| moe.partial = true);
-    for (what, overlay) in overlays(dtype) {
-        add(what, &|moe| moe.values = Values::with_overlay(overlay));
-    }
-    if has_halves(dtype) {
-        add(" subnormal", &|moe| moe.values = Values::SUBNORMAL);
+    for (what, values) in special(dtype) {
+        add(what, &|moe| moe.values = values);
     }
     if !dtype.needs_group_rows() {
         add("", &|moe| (moe.outputs, moe.cols) = (7, 36));

@@ -11,32 +11,12 @@ const TOKENS: [u32; 3] = [1, 2, 17];
 /// The most of them.
 const MOST: usize = 17;
 
-/// An operator that computes rows.
-#[derive(Clone, Copy)]
-struct Rows {
-    kernel: Kernel,
-    cols: usize,
-    /// Elements from one row to the next.
-    stride: usize,
-    /// The buffers that hold random rows.
-    inputs: &'static [&'static str],
-    /// A parameter whose value differs between cases.
-    own: (&'static str, u32),
-}
-
 pub fn add(table: &mut Table) {
     for cols in [32, 36, 96, 576, 1056] {
         let stride = usize::next_multiple_of(cols, 32);
         let add = |table: &mut Table, kernel: Kernel, inputs: &'static [&'static str], what: &str, own| {
             let name = format!("{} {cols}{what}", kernel.spec().name);
-            let rows = Rows {
-                kernel,
-                cols,
-                stride,
-                inputs,
-                own,
-            };
-            table.add(name, move |maker| rows.build(maker));
+            table.add(name, move |maker| rows_case(maker, kernel, [cols, stride], inputs, own));
         };
         add(table, Kernel::PreNorm, &["source"], "", ("", 0));
         add(table, Kernel::Norm, &["x"], "", ("", 0));
@@ -51,59 +31,62 @@ pub fn add(table: &mut Table) {
         for (what, cap) in [("", 0.0), (" soft", 0.2), (" hard", 1e-3f32)] {
             add(table, Kernel::Cap, &["y"], what, ("cap", cap.to_bits()));
         }
-        table.add(format!("last_token {cols}"), move |maker| {
-            last_token_case(maker, cols, stride)
-        });
     }
 }
 
-impl Rows {
-    fn build(&self, maker: &mut Maker) -> Result<()> {
-        let (spec, vectors) = (self.kernel.spec(), self.stride / 4);
-        for label in ["g", "post"] {
-            if spec.position(label).is_some() {
-                maker.vector(label, self.cols)?;
-            }
+/// An operator that computes rows of `cols` elements, `stride` apart. The buffers `inputs` hold random rows. `own` is a parameter
+/// whose value differs between cases.
+fn rows_case(
+    maker: &mut Maker,
+    kernel: Kernel,
+    [cols, stride]: [usize; 2],
+    inputs: &'static [&'static str],
+    own: (&'static str, u32),
+) -> Result<()> {
+    let (spec, vectors) = (kernel.spec(), stride / 4);
+    for label in ["g", "post"] {
+        if spec.position(label).is_some() {
+            maker.vector(label, cols)?;
         }
-        // The results of two tokens of `norm` are apart, and what is between them stays as it is.
-        let y_stride = vectors + 16;
-        for label in self.inputs {
-            maker.rows(label, self.stride, MOST);
-        }
-        match self.kernel {
-            Kernel::PreNorm => {
-                maker.rows("x_scaled", self.stride, MOST);
-                maker.rows("squares", vectors.next_multiple_of(32), MOST);
-            }
-            Kernel::Norm => maker.rows("y", y_stride * 4, MOST),
-            Kernel::AddNorm => maker.rows("x", self.stride, MOST),
-            Kernel::ZeroMasked => _ = maker.buffer("bits", self.stride / 32),
-            _ => {}
-        }
-        let values = [
-            self.own,
-            ("vectors", vectors as u32),
-            ("inv_cols", (1.0 / self.cols as f32).to_bits()),
-            ("eps", 1e-2f32.to_bits()),
-            ("multiplier", 0.75f32.to_bits()),
-            ("y_stride", y_stride as u32),
-            ("y_first", 8),
-        ];
-        maker.step(op(self.kernel, &values)?)?;
-        for tokens in TOKENS {
-            let mut inputs = Vec::new();
-            for label in self.inputs {
-                let rows = padded(&mut maker.random, tokens as usize, self.cols, self.stride, 0.3);
-                inputs.push((*label, rows));
-            }
-            if self.kernel == Kernel::ZeroMasked {
-                let bits = (0..self.stride / 32).map(|_| maker.random.bits() as u32);
-                inputs.push(("bits", bits.collect()));
-            }
-            maker.round(sequence(0, tokens), inputs)?;
-        }
-        Ok(())
     }
+    // The results of two tokens of `norm` are apart, and what is between them stays as it is.
+    let y_stride = vectors + 16;
+    for label in inputs {
+        maker.rows(label, stride, MOST);
+    }
+    match kernel {
+        Kernel::PreNorm => {
+            maker.rows("x_scaled", stride, MOST);
+            maker.rows("squares", vectors.next_multiple_of(32), MOST);
+        }
+        Kernel::Norm => maker.rows("y", y_stride * 4, MOST),
+        Kernel::AddNorm => maker.rows("x", stride, MOST),
+        Kernel::ZeroMasked => _ = maker.buffer("bits", stride / 32),
+        _ => {}
+    }
+    let values = [
+        own,
+        ("vectors", vectors as u32),
+        ("inv_cols", (1.0 / cols as f32).to_bits()),
+        ("eps", 1e-2f32.to_bits()),
+        ("multiplier", 0.75f32.to_bits()),
+        ("y_stride", y_stride as u32),
+        ("y_first", 8),
+    ];
+    maker.step(op(kernel, &values)?)?;
+    for tokens in TOKENS {
+        let mut contents = Vec::new();
+        for label in inputs {
+            let rows = padded(&mut maker.random, tokens as usize, cols, stride, 0.3);
+            contents.push((*label, rows));
+        }
+        if kernel == Kernel::ZeroMasked {
+            let bits = (0..stride / 32).map(|_| maker.random.bits() as u32);
+            contents.push(("bits", bits.collect()));
+        }
+        maker.round(sequence(0, tokens), contents)?;
+    }
+    Ok(())
 }
 
 /// Only the last token is left, so these are not rows that are computed token by token.
