@@ -4,7 +4,7 @@ mod shapes;
 
 use crate::dtype::encode::storage_dtype;
 use crate::dtype::{Dtype, Size};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 use crate::source::{Arch, TensorId, TensorInfo, Tensors};
 use half::f16;
 use rayon::prelude::*;
@@ -75,7 +75,7 @@ impl Tensors for Synthetic {
 
     fn bytes(&self, id: TensorId) -> Result<&[u8]> {
         let (Some(info), Some(&class)) = (self.infos.get(id), self.class_of.get(id)) else {
-            return Err(Error::new(Kind::Usage, format!("there is no tensor {id}")));
+            bail!(Usage, "there is no tensor {id}");
         };
         Ok(self.payloads[class].get_or_init(|| payload(info, class as u64)))
     }

@@ -1,8 +1,7 @@
-//! Runs kernel cases on a device and on the host.
+//! Runs kernel cases on a device and on the host, and counts the results.
 
 use super::cases::cases;
 use super::judge::{Elements, Output, judge, outputs as written_by};
-use super::outcome::Outcome;
 use super::rig::{Rig, Round};
 use crate::error::Result;
 use crate::gpu::{Device, GpuExecutor};
@@ -12,6 +11,47 @@ use crate::op::{BufferId, Tolerance};
 use crate::source::Tensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The number of comparisons, and the failures among them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Comparisons.
+    pub cases: usize,
+    /// Comparisons within tolerance.
+    pub passed: usize,
+    /// The failures, each name once with its first difference.
+    pub failed: Vec<Failure>,
+    /// The largest error of every kind of comparison, by name.
+    pub worst: BTreeMap<String, f64>,
+}
+
+/// A comparison that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Its name: operator, type and dimensions, or program and step.
+    pub name: String,
+    /// The difference.
+    pub what: String,
+}
+
+impl Outcome {
+    /// Counts a comparison: its error, or the difference in words.
+    pub(super) fn add(&mut self, kind: &str, name: &str, result: Result<f64, String>) {
+        self.cases += 1;
+        match result {
+            Ok(error) => {
+                self.passed += 1;
+                let worst = self.worst.entry(kind.into()).or_insert(0.0);
+                *worst = worst.max(error);
+            }
+            Err(_) if self.failed.iter().any(|failure| failure.name == name) => {}
+            Err(what) => self.failed.push(Failure {
+                name: name.into(),
+                what,
+            }),
+        }
+    }
+}
 
 /// Runs every case whose name contains `filter` on the device and on the host. `progress` gets the number of cases done, the
 /// number of all, and the name of the next.

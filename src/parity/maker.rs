@@ -253,6 +253,13 @@ pub(super) fn sequence(position: u32, count: u32) -> Vec<Token> {
     positions.map(|position| token(0, 0, position)).collect()
 }
 
+/// Runs of so many tokens of the first slot from these positions on.
+pub(super) fn sequences(runs: &[(u32, u32)]) -> Vec<Vec<Token>> {
+    runs.iter()
+        .map(|&(position, count)| sequence(position, count))
+        .collect()
+}
+
 /// Tokens with these slots and positions.
 pub(super) fn tokens_at(places: &[(u32, u32)]) -> Vec<Token> {
     let tokens = places.iter().map(|&(slot, position)| token(0, slot, position));

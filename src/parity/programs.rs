@@ -1,10 +1,9 @@
 //! The programs of a language model, step by step: each step is judged on its own, from the state that the device's earlier
 //! steps left.
 
-use super::compare::executor;
+use super::compare::{Outcome, executor};
 use super::judge::{judge, outputs};
 use super::maker;
-use super::outcome::Outcome;
 use crate::error::{Result, bail};
 use crate::gpu::Device;
 use crate::graph::{Executor, Resolved};

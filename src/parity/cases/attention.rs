@@ -5,7 +5,7 @@ use crate::graph::Fill;
 use crate::op::{KV_PAGE, Kernel, Kv, Token, heads_list};
 use crate::parity::case::{Table, flags};
 use crate::parity::judge::UNSET;
-use crate::parity::maker::{Maker, op, sequence, tokens_at};
+use crate::parity::maker::{Maker, op, sequences, tokens_at};
 use crate::parity::random::words;
 use half::f16;
 use std::fmt;
@@ -94,10 +94,7 @@ fn add_rope(table: &mut Table) {
                         slots,
                     };
                     let runs = [(0, 1), (1, 1), (17, 1), (200, 1), (0, 17), (63, 9), (64 + i as u32, 2)];
-                    let rounds = match slots {
-                        1 => runs.map(|(position, tokens)| sequence(position, tokens)).to_vec(),
-                        _ => two_slots(),
-                    };
+                    let rounds = if slots == 1 { sequences(&runs) } else { two_slots() };
                     let name = format!("rope.{} {heads}, {rotated} turned{norm}{}", kv.name(), heads.flags());
                     let own = [rotated, qk_norm, v_norm];
                     table.add(name, move |maker| heads.rope(maker, own, &rounds));
@@ -295,14 +292,13 @@ impl Attention {
             return two_slots();
         }
         let runs = match self.kernel {
-            Kernel::AttnBlock => vec![(3, 2)],
-            Kernel::AttnMerge => vec![(62, 3)],
-            _ => vec![(0, 5), (60, 9), (121, 64), (199, 3)],
+            Kernel::AttnBlock => &[(3, 2)][..],
+            Kernel::AttnMerge => &[(62, 3)],
+            _ => &[(0, 5), (60, 9), (121, 64), (199, 3)],
         };
         // The last one sees whole blocks only: its window begins at the beginning of a block.
         let single = [0, 1, 17, 63, 64, 65, 200, 63 + self.window].map(|position| (position, 1));
-        let runs = single.into_iter().chain(runs);
-        runs.map(|(position, tokens)| sequence(position, tokens)).collect()
+        sequences(&[&single[..], runs].concat())
     }
 
     fn build(&self, maker: &mut Maker) -> Result<()> {

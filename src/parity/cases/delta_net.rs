@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::op::{Token, delta_net};
 use crate::parity::case::{Table, flags};
-use crate::parity::maker::{MOST_TOKENS, Maker, sequence, tokens_at};
+use crate::parity::maker::{MOST_TOKENS, Maker, sequences, tokens_at};
 
 /// Key heads, value heads, elements of both, taps of the convolution, recurrent states that are kept for each sequence.
 type Dims = [u32; 6];
@@ -101,10 +101,7 @@ fn build(maker: &mut Maker, dims: Dims, fused: bool, slots: u32) -> Result<()> {
     maker.rows("y", params.y_stride as usize * 4, most);
     maker.step(params)?;
     let runs = [(0, 1), (1, 1), (2, 5), (7, 1), (0, 17), (200, 1), (101, MOST_TOKENS)];
-    let rounds = match slots {
-        1 => runs.map(|(position, tokens)| sequence(position, tokens)).to_vec(),
-        _ => two_slots(),
-    };
+    let rounds = if slots == 1 { sequences(&runs) } else { two_slots() };
     for tokens in rounds {
         let inputs = vec![
             ("proj", maker.random.words(stride * tokens.len(), 3.0)),

@@ -34,8 +34,8 @@ pub fn add(table: &mut Table) {
     }
 }
 
-/// An operator that computes rows of `cols` elements, `stride` apart. The buffers `inputs` hold random rows. `own` is a parameter
-/// whose value differs between cases.
+/// An operator that computes rows of `cols` elements, `stride` apart. The buffers `inputs` hold random rows. `own` is a
+/// parameter whose value differs between cases.
 fn rows_case(
     maker: &mut Maker,
     kernel: Kernel,
