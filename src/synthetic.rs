@@ -4,7 +4,7 @@ mod shapes;
 
 use crate::dtype::encode::storage_dtype;
 use crate::dtype::{Dtype, Size};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 use crate::source::{Arch, TensorId, TensorInfo, Tensors};
 use half::f16;
 use rayon::prelude::*;
@@ -21,7 +21,9 @@ pub use shapes::{DeltaShape, ExpertShape, Shape};
 /// Errors: `Parse` for a shape that no network has, `UnsupportedTensorType` for a type whose payloads depend on the weights.
 pub fn synthetic(shape: &Shape, quant: Dtype) -> Result<(Arch, Synthetic)> {
     let arch = shape.arch()?;
-    let mut infos = Vec::new();
+    let mut made = Synthetic::default();
+    // Tensors of one type and shape share one payload, so that a model of many gigabytes takes little memory.
+    let mut classes = HashMap::new();
     for (name, role, dims) in shape.tensors() {
         let requested = match role {
             _ if quant.code_bits() >= 16 => quant,
@@ -29,49 +31,32 @@ pub fn synthetic(shape: &Shape, quant: Dtype) -> Result<(Arch, Synthetic)> {
             Role::Gate => Dtype::F16,
             Role::Table | Role::Matrix => quant,
         };
-        let dims: Vec<u64> = dims.iter().map(|&d| d as u64).collect();
-        let dtype = storage_dtype(requested, &dims);
-        let Size::Exact(nbytes) = dtype.size(&dims)? else {
+        let shape: Vec<u64> = dims.iter().map(|&d| d as u64).collect();
+        let dtype = storage_dtype(requested, &shape);
+        let Size::Exact(nbytes) = dtype.size(&shape)? else {
             bail!(
                 UnsupportedTensorType,
                 "{} weights cannot be synthetic: the size of their payload depends on their values",
                 dtype.name()
             );
         };
-        infos.push(TensorInfo {
+        let next = classes.len();
+        made.class_of
+            .push(*classes.entry((dtype, shape.clone())).or_insert(next));
+        made.by_name.insert(name.clone(), made.infos.len());
+        made.infos.push(TensorInfo {
             name,
             dtype,
-            shape: dims,
+            shape,
             nbytes,
         });
     }
-    // Tensors of one type and shape share one payload, so that a model of many gigabytes takes little memory.
-    let mut classes = HashMap::new();
-    let class_of = infos
-        .iter()
-        .map(|info| {
-            let next = classes.len();
-            *classes.entry((info.dtype, info.shape.clone())).or_insert(next)
-        })
-        .collect();
-    let payloads = (0..classes.len()).map(|_| OnceLock::new()).collect();
-    let by_name = infos
-        .iter()
-        .enumerate()
-        .map(|(id, info)| (info.name.clone(), id))
-        .collect();
-    Ok((
-        arch,
-        Synthetic {
-            infos,
-            by_name,
-            class_of,
-            payloads,
-        },
-    ))
+    made.payloads.resize_with(classes.len(), OnceLock::new);
+    Ok((arch, made))
 }
 
 /// Tensors with random payloads, made when they are first asked for.
+#[derive(Default)]
 pub struct Synthetic {
     infos: Vec<TensorInfo>,
     by_name: HashMap<String, TensorId>,
@@ -90,7 +75,7 @@ impl Tensors for Synthetic {
 
     fn bytes(&self, id: TensorId) -> Result<&[u8]> {
         let (Some(info), Some(&class)) = (self.infos.get(id), self.class_of.get(id)) else {
-            return Err(Error::new(Kind::Usage, format!("there is no tensor {id}")));
+            bail!(Usage, "there is no tensor {id}");
         };
         Ok(self.payloads[class].get_or_init(|| payload(info, class as u64)))
     }

@@ -1,9 +1,7 @@
 //! The memory that a graph needs and the costs of its programs, computed from the graph alone.
 
-use super::program::{Graph, Program, Resolved, Selection};
-use super::step::Step;
-use crate::op::{Access, WeightRead};
-use crate::op::{BatchShape, Bind, BufferId};
+use super::program::{Graph, Program, Resolved, Selection, Step};
+use crate::op::{Access, BatchShape, Bind, BufferId, WeightRead};
 use std::collections::HashSet;
 
 /// The memory that a graph needs on a device, and the costs of its programs.
@@ -67,11 +65,10 @@ impl Graph {
     /// each token reads its own experts. If a layer has several banks, each is counted as if all experts were chosen
     /// there.
     pub fn weight_bytes_read(&self, program: &Program, selection: &Selection) -> u64 {
-        let resolved = program.resolve(selection);
-        let steps = resolved
-            .iter()
-            .map(|resolved| self.step_weight_bytes(program, resolved));
-        steps.sum()
+        let resolved = program.resolve(selection).into_iter();
+        resolved
+            .map(|resolved| self.step_weight_bytes(program, &resolved))
+            .sum()
     }
 
     fn step_weight_bytes(&self, program: &Program, resolved: &Resolved) -> u64 {
@@ -117,10 +114,8 @@ impl Graph {
             let heads = resolved.share.map_or(read.kv_heads, |share| share[0]);
             let position = 2 * heads * read.head * self.kv.bytes();
             let (window, tokens) = (read.window, read.tokens);
-            match reads
-                .iter_mut()
-                .find(|known| (known.window, known.tokens) == (window, tokens))
-            {
+            let same = |known: &&mut KvBytes| (known.window, known.tokens) == (window, tokens);
+            match reads.iter_mut().find(same) {
                 Some(known) => known.position += position,
                 None => reads.push(KvBytes {
                     position,
@@ -162,8 +157,9 @@ impl Graph {
     /// Bytes of the buffers that steps write under one of these names.
     fn bytes_written_as(&self, names: &[&str]) -> u64 {
         let steps = self.programs.iter().flat_map(|program| &program.steps);
-        let written = steps.flat_map(Step::writes).filter(|(name, _)| names.contains(name));
-        let buffers: HashSet<BufferId> = written.map(|(_, buffer)| buffer).collect();
+        let uses = steps.flat_map(Step::buffers);
+        let written = uses.filter(|(name, _, access)| *access == Access::Write && names.contains(name));
+        let buffers: HashSet<BufferId> = written.map(|(_, buffer, _)| buffer).collect();
         let buffers = buffers.iter().filter_map(|&buffer| self.buffers.get(buffer));
         buffers.map(|buffer| buffer.bytes).sum()
     }

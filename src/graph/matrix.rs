@@ -87,15 +87,98 @@ impl Vector {
 
     /// Elements with padding.
     pub fn padded_len(&self) -> usize {
-        self.pieces
-            .iter()
-            .map(|piece| piece.len)
-            .sum::<usize>()
-            .next_multiple_of(32)
+        let len: usize = self.pieces.iter().map(|piece| piece.len).sum();
+        len.next_multiple_of(32)
+    }
+
+    /// Its elements, padded. Errors: `Parse` for a tensor with another number of elements, and those of the payload.
+    pub fn values(&self, tensors: &dyn Tensors) -> Result<Vec<f32>> {
+        let mut values = Vec::with_capacity(self.padded_len());
+        for piece in &self.pieces {
+            let at = values.len();
+            values.resize(at + piece.len, 0.0);
+            if let Some(id) = piece.tensor {
+                let info = &tensors.infos()[id];
+                let (rows, cols) = info.rows_cols();
+                let (name, len) = (&info.name, rows * cols);
+                if len != piece.len {
+                    bail!(Parse, "tensor '{name}' has {len} elements, expected {}", piece.len);
+                }
+                let decoder = info.dtype.decoder(tensors.bytes(id)?, rows, cols)?;
+                for (row, out) in values[at..].chunks_exact_mut(cols).enumerate() {
+                    decoder.row(row, out);
+                }
+                values[at..].iter_mut().for_each(|value| *value += self.add);
+            }
+        }
+        values.resize(self.padded_len(), 0.0);
+        Ok(values)
     }
 }
 
 impl Segment {
+    /// The segment of a matrix of so many tensors whose first output is `row0`.
+    pub(super) fn new((planes, cols): (Planes, usize), parts: usize, row0: usize, runs: Vec<Run>) -> Segment {
+        let mut part_rows = [u32::MAX; 3];
+        let mut rows = 0;
+        for run in &runs {
+            // Kernels need the first three tensors only: with more of them, the layout has no column scales.
+            if let Some(first) = part_rows.get_mut(run.part) {
+                *first = rows as u32;
+            }
+            rows += run.rows.len();
+        }
+        // A tensor that ends before this segment begins at its first row, so that no row belongs to it.
+        let ended = runs.first().map_or(0, |run| run.part.min(3));
+        part_rows[..ended].fill(0);
+        Segment {
+            row0: row0 as u32,
+            geometry: Geometry {
+                planes,
+                rows,
+                cols,
+                parts,
+                amount: runs.iter().map(|run| run.capacity).sum(),
+            },
+            runs,
+            part_rows,
+        }
+    }
+
+    /// Whether each of its planes fits into `limit` bytes.
+    pub(super) fn fits(&self, limit: u64) -> bool {
+        self.geometry.code_bytes().max(self.geometry.scale_bytes()) as u64 <= limit
+    }
+
+    /// The fewest segments of so many outputs that fit, cut at multiples of `granule`. `None` if one granule does not fit.
+    pub(super) fn cut(
+        outputs: usize,
+        granule: usize,
+        limit: u64,
+        segment: impl Fn(Range<usize>) -> Segment,
+    ) -> Option<Vec<Segment>> {
+        let mut segments = Vec::new();
+        let mut first = 0;
+        while first < outputs {
+            let until = |granules: usize| (first + granules * granule).min(outputs);
+            // Binary search finds how many granules fit.
+            let (mut low, mut high) = (0, (outputs - first).div_ceil(granule));
+            while low < high {
+                let middle = (low + high).div_ceil(2);
+                match segment(first..until(middle)).fits(limit) {
+                    true => low = middle,
+                    false => high = middle - 1,
+                }
+            }
+            if low == 0 {
+                return None;
+            }
+            segments.push(segment(first..until(low)));
+            first = until(low);
+        }
+        Some(segments)
+    }
+
     /// The number of rows that are stored before a run, and their space in the planes.
     pub fn before(&self, run: usize) -> (usize, Amount) {
         let before = self.runs.iter().take(run);
@@ -120,14 +203,9 @@ pub fn may_follow(planes: Planes, rows: usize) -> bool {
 impl Matrix {
     /// Whether both have the same rows in the same order and segments.
     pub fn is_same(&self, other: &Matrix) -> bool {
-        let runs = |matrix: &Matrix| {
-            matrix
-                .segments
-                .iter()
-                .map(|s| (s.row0, s.runs.clone()))
-                .collect::<Vec<_>>()
-        };
-        self.parts == other.parts && self.planes == other.planes && runs(self) == runs(other)
+        let segments = self.segments.iter().map(|segment| (segment.row0, &segment.runs));
+        let others = other.segments.iter().map(|segment| (segment.row0, &segment.runs));
+        self.parts == other.parts && self.planes == other.planes && segments.eq(others)
     }
 
     /// Stacks tensors of one device layout and width, in segments with planes of at most `max_binding` bytes.
@@ -171,54 +249,14 @@ impl Matrix {
                 let source = sources.get(run.part);
                 run.capacity = source.map_or(Amount::default(), |source| source.amount(run.rows.clone()));
             }
-            let geometry = Geometry {
-                planes,
-                rows: runs.iter().map(|run| run.rows.len()).sum(),
-                cols,
-                parts: parts.len(),
-                amount: runs.iter().map(|run| run.capacity).sum(),
-            };
-            let mut part_rows = [u32::MAX; 3];
-            let mut at = 0;
-            for run in &runs {
-                // Kernels need the first three tensors only: with more of them, the layout has no column scales.
-                if let Some(first) = part_rows.get_mut(run.part) {
-                    *first = at as u32;
-                }
-                at += run.rows.len();
-            }
-            // A tensor that ends before this segment begins at its first row, so that no row belongs to it.
-            part_rows[..runs[0].part.min(3)].fill(0);
-            Segment {
-                row0: here.start as u32,
-                runs,
-                geometry,
-                part_rows,
-            }
+            Segment::new((planes, cols), parts.len(), here.start, runs)
         };
-        let mut segments = Vec::new();
-        let mut first = 0;
-        while first < outputs {
-            let until = |blocks: usize| (first + blocks * 32).min(outputs);
-            let fits = |blocks: usize| {
-                let geometry = segment(first..until(blocks)).geometry;
-                geometry.code_bytes().max(geometry.scale_bytes()) as u64 <= max_binding
-            };
-            // A segment has whole blocks of 32 outputs. Binary search finds how many fit.
-            let (mut low, mut high) = (0, (outputs - first).div_ceil(32));
-            while low < high {
-                let middle = (low + high).div_ceil(2);
-                if fits(middle) { low = middle } else { high = middle - 1 }
-            }
-            if low == 0 {
-                bail!(
-                    OutOfMemory,
-                    "{label}: 32 rows do not fit into a binding, which has at most {max_binding} bytes"
-                );
-            }
-            segments.push(segment(first..until(low)));
-            first = until(low);
-        }
+        let Some(segments) = Segment::cut(outputs, 32, max_binding, segment) else {
+            bail!(
+                OutOfMemory,
+                "{label}: 32 rows do not fit into a binding, which has at most {max_binding} bytes"
+            );
+        };
         Ok(Matrix {
             label,
             parts: parts.to_vec(),
@@ -291,37 +329,6 @@ impl Measured {
         tensors.release(tensor);
         self.0.borrow_mut().insert(tensor, measure.clone());
         Ok(measure)
-    }
-}
-
-impl Vector {
-    /// Its elements, padded. Errors: `Parse` for a tensor with another number of elements, and those of the payload.
-    pub fn values(&self, tensors: &dyn Tensors) -> Result<Vec<f32>> {
-        let mut values = Vec::with_capacity(self.padded_len());
-        for piece in &self.pieces {
-            let at = values.len();
-            values.resize(at + piece.len, 0.0);
-            if let Some(id) = piece.tensor {
-                let info = &tensors.infos()[id];
-                let (rows, cols) = info.rows_cols();
-                if rows * cols != piece.len {
-                    bail!(
-                        Parse,
-                        "tensor '{}' has {} elements, expected {}",
-                        info.name,
-                        rows * cols,
-                        piece.len
-                    );
-                }
-                let decoder = info.dtype.decoder(tensors.bytes(id)?, rows, cols)?;
-                for (row, out) in values[at..].chunks_exact_mut(cols).enumerate() {
-                    decoder.row(row, out);
-                }
-                values[at..].iter_mut().for_each(|value| *value += self.add);
-            }
-        }
-        values.resize(self.padded_len(), 0.0);
-        Ok(values)
     }
 }
 

@@ -12,7 +12,6 @@ mod print;
 mod program;
 mod selected;
 mod slices;
-mod step;
 
 pub use crate::op::{BatchShape, Bind, BufferId, MatrixId, VectorId};
 pub use buffer::{Buffer, Fill};
@@ -21,7 +20,6 @@ pub use executor::{Counters, Executor, READBACK_WORDS, Ticket};
 pub use matrix::{Matrix, Measured, Piece, Run, Segment, Stacking, Vector, may_follow, planes, source, sources};
 pub use paged::{ExpertSlices, Paged, Routed, table_words};
 pub use pauses::{Pause, Waiting};
-pub use program::{Graph, PARAMS_SLOT, Program, Resolved, Selection};
+pub use program::{Condition, Graph, Masked, PARAMS_SLOT, Program, Resolved, Selection, Step, SwitchId};
 pub use selected::{Selected, SelectedProgram};
 pub use slices::{Slice, Stack};
-pub use step::{Condition, Masked, Step, SwitchId};

@@ -1,10 +1,7 @@
 //! The printed form of a graph, for people and for snapshot tests.
 
-use super::program::{Graph, Program, Selection};
-use super::step::Step;
-use crate::op::Bind;
-use crate::op::Op;
-use std::fmt;
+use super::program::{Graph, Program, Selection, Step};
+use crate::op::{Bind, Op};
 
 impl Graph {
     /// Lists the steps of a program that a selection runs: label, operator with the layout of its weight, parameters,
@@ -14,15 +11,12 @@ impl Graph {
         for resolved in program.resolve(selection) {
             let step = &program.steps[resolved.step];
             let masked = if resolved.masked { ".masked" } else { "" };
-            text += &format!(
-                "  {:<24} {}{masked}{} {}\n",
-                step.label,
-                step.op.kernel().spec().name,
-                step.planes
-                    .map_or(String::new(), |planes| format!("[{}]", planes.name())),
-                self.operands(step)
-            );
-            text += &format!("  {:<24}   {} -> {:?}", "", Parameters(&step.op), resolved.grid);
+            let planes = step
+                .planes
+                .map_or(String::new(), |planes| format!("[{}]", planes.name()));
+            let (operator, operands) = (step.op.kernel().spec().name, self.operands(step));
+            text += &format!("  {:<24} {operator}{masked}{planes} {operands}\n", step.label);
+            text += &format!("  {:<24}   {} -> {:?}", "", parameters(&step.op), resolved.grid);
             if step.width != 1 {
                 text += &format!(" x {}", step.width);
             }
@@ -51,21 +45,15 @@ impl Graph {
     }
 }
 
-/// Displays parameters as `name=value`.
-struct Parameters<'a>(&'a Op);
-
-impl fmt::Display for Parameters<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let declared = self.0.kernel().spec().params.iter().zip(self.0.bytes().chunks_exact(4));
-        for (i, ((name, kind), bytes)) in declared.enumerate() {
-            let word: u32 = bytemuck::pod_read_unaligned(bytes);
-            let separator = if i == 0 { "" } else { " " };
-            match (*kind, word) {
-                ("f32", word) => write!(f, "{separator}{name}={:?}", f32::from_bits(word))?,
-                (_, u32::MAX) => write!(f, "{separator}{name}=none")?,
-                (_, word) => write!(f, "{separator}{name}={word}")?,
-            }
-        }
-        Ok(())
-    }
+/// Parameters as `name=value`.
+fn parameters(op: &Op) -> String {
+    let declared = op.kernel().spec().params.iter().zip(op.bytes().chunks_exact(4));
+    let one = declared.map(
+        |((name, kind), bytes)| match (*kind, bytemuck::pod_read_unaligned(bytes)) {
+            ("f32", word) => format!("{name}={:?}", f32::from_bits(word)),
+            (_, u32::MAX) => format!("{name}=none"),
+            (_, word) => format!("{name}={word}"),
+        },
+    );
+    one.collect::<Vec<_>>().join(" ")
 }

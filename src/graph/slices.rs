@@ -2,7 +2,7 @@
 //! a sum over experts is never split.
 
 use super::matrix::{Matrix, Measured, Run, Segment};
-use crate::dtype::planes::{Amount, Geometry, Measure, Planes};
+use crate::dtype::planes::{Amount, Measure, Planes};
 use crate::error::{Result, bail};
 use crate::source::{TensorId, Tensors};
 use std::collections::HashMap;
@@ -39,9 +39,7 @@ impl<'a> Stack<'a> {
     pub fn of([cut, pool]: &'a [Vec<Slice>; 2]) -> Stack<'a> {
         Stack { first: &[], cut, pool }
     }
-}
 
-impl Stack<'_> {
     /// Whether the matrix fits into one binding of `limit` bytes, with this layout and number of columns.
     ///
     /// Errors: errors in the payloads of types whose rows vary in size.
@@ -52,7 +50,7 @@ impl Stack<'_> {
         limit: u64,
     ) -> Result<bool> {
         let all = Slices::open(planes, cols, self, tensors, measured)?;
-        Ok(all.fits(0..all.height(), limit))
+        Ok(all.segment(0..all.height()).fits(limit))
     }
 }
 
@@ -115,23 +113,7 @@ impl<'a> Slices<'a> {
                 rows: slice.first + rows.start..slice.first + rows.end,
             })
             .collect();
-        Segment {
-            row0: here.start as u32,
-            geometry: Geometry {
-                planes: self.planes,
-                rows: runs.iter().map(|run| run.rows.len()).sum(),
-                cols: self.cols,
-                parts: runs.len(),
-                amount: runs.iter().map(|run| run.capacity).sum(),
-            },
-            runs,
-            part_rows: [0, u32::MAX, u32::MAX],
-        }
-    }
-
-    fn fits(&self, here: Range<usize>, limit: u64) -> bool {
-        let geometry = self.segment(here).geometry;
-        geometry.code_bytes().max(geometry.scale_bytes()) as u64 <= limit
+        Segment::new((self.planes, self.cols), runs.len(), here.start, runs)
     }
 }
 
@@ -149,30 +131,14 @@ impl Matrix {
     ) -> Result<Matrix> {
         let slices = Slices::open(planes, cols, stack, tensors, measured)?;
         let Stack { first, cut, .. } = stack;
-        let height = slices.height();
-        let mut segments = Vec::new();
-        let mut row0 = 0;
-        while row0 < height {
-            let until = |granules: usize| (row0 + granules * GRANULE).min(height);
-            // Binary search finds how many granules fit.
-            let (mut low, mut high) = (0, (height - row0).div_ceil(GRANULE));
-            while low < high {
-                let middle = (low + high).div_ceil(2);
-                match slices.fits(row0..until(middle), limit) {
-                    true => low = middle,
-                    false => high = middle - 1,
-                }
-            }
-            if low == 0 || (!first.is_empty() && until(low) < height) {
-                bail!(
-                    OutOfMemory,
-                    "{label}: {GRANULE} rows of each of {} slices do not fit into a binding of at most {limit} bytes",
-                    cut.len()
-                );
-            }
-            segments.push(slices.segment(row0..until(low)));
-            row0 = until(low);
-        }
+        let segments = Segment::cut(slices.height(), GRANULE, limit, |here| slices.segment(here));
+        let Some(segments) = segments.filter(|segments| first.is_empty() || segments.len() < 2) else {
+            bail!(
+                OutOfMemory,
+                "{label}: {GRANULE} rows of each of {} slices do not fit into a binding of at most {limit} bytes",
+                cut.len()
+            );
+        };
         Ok(Matrix {
             label,
             parts: first.iter().chain(cut).map(|slice| slice.tensor).collect(),

@@ -1,7 +1,7 @@
 //! A graph's buffers, vectors and weights in host memory.
 
 use crate::dtype::RowDecoder;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 use crate::graph::{Buffer, Fill, Graph};
 use crate::op::host::{Memory, Rows};
 use crate::op::{BufferId, MatrixId, VectorId};
@@ -54,14 +54,10 @@ impl Memory for HostMemory {
     }
 
     fn weight(&self, matrix: MatrixId, segment: usize) -> Result<Rows<'_>> {
-        let missing = || {
-            Error::new(
-                Kind::Internal,
-                format!("the graph has no segment {segment} of matrix {matrix}"),
-            )
+        let found = self.graph.matrices.get(matrix);
+        let Some((matrix, segment)) = found.and_then(|matrix| Some((matrix, matrix.segments.get(segment)?))) else {
+            bail!(Internal, "the graph has no segment {segment} of matrix {matrix}");
         };
-        let matrix = self.graph.matrices.get(matrix).ok_or_else(missing)?;
-        let segment = matrix.segments.get(segment).ok_or_else(missing)?;
         let mut rows = 0;
         let mut runs = Vec::new();
         for run in &segment.runs {

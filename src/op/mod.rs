@@ -45,6 +45,11 @@ macro_rules! operators {
             pub fn spec(self) -> &'static Spec {
                 match self { $(Kernel::$variant => &$module::SPEC),* }
             }
+
+            /// The operator with parameters: `bytes` in the form that [`Operator::bytes`] returns.
+            pub fn with_bytes(self, bytes: &[u8]) -> Op {
+                match self { $(Kernel::$variant => Op::$variant(bytemuck::pod_read_unaligned(bytes))),* }
+            }
         }
 
         /// An operator with the parameters of one step.
@@ -62,11 +67,6 @@ macro_rules! operators {
             /// The operator.
             pub fn kernel(&self) -> Kernel {
                 match self { $(Op::$variant(_) => Kernel::$variant),* }
-            }
-
-            /// The same operator with other parameters: `bytes` in the form that [`Operator::bytes`] returns.
-            pub fn with_bytes(&self, bytes: &[u8]) -> Op {
-                match self { $(Op::$variant(_) => Op::$variant(bytemuck::pod_read_unaligned(bytes))),* }
             }
         }
 

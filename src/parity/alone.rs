@@ -1,6 +1,5 @@
 //! A token's results do not depend on the tokens that run with it.
 
-use super::compare::{executor, load, outputs_of, run};
 use super::judge::UNSET;
 use super::rig::{BATCH, Rig, Round};
 use crate::error::Result;
@@ -13,17 +12,14 @@ use std::sync::Arc;
 ///
 /// Only rigs that declare rows can be checked: see [`Rig::rows`]. Errors: those of the executors.
 pub fn alone(device: Option<&Arc<Device>>, rig: &Rig, round: &Round) -> Result<Result<(), String>> {
-    let mut together = executor(device, rig)?;
-    load(rig, round, &mut *together)?;
-    run(rig, round, &mut *together)?;
+    let mut together = rig.executor(device)?;
+    rig.run(round, &mut *together)?;
     let mut narrow = rig.clone();
-    narrow.graph.programs[0]
-        .steps
-        .iter_mut()
-        .for_each(|step| step.width = 1);
-    let mut single = executor(device, &narrow)?;
-    load(&narrow, round, &mut *single)?;
-    let outputs = outputs_of(rig);
+    let steps = narrow.graph.programs[0].steps.iter_mut();
+    steps.for_each(|step| step.width = 1);
+    let mut single = narrow.executor(device)?;
+    narrow.load(round, &mut *single)?;
+    let outputs = rig.outputs();
     for (t, token) in round.tokens.iter().enumerate() {
         let one = Round::new(vec![*token], Vec::new());
         single.write(BATCH, &rig.contents(&one, BATCH))?;
@@ -32,7 +28,7 @@ pub fn alone(device: Option<&Arc<Device>>, rig: &Rig, round: &Round) -> Result<R
                 single.write(buffer, &words)?;
             }
         }
-        run(&narrow, &one, &mut *single)?;
+        narrow.run_steps(&one, &mut *single)?;
         for rows in rig.rows.iter().filter(|rows| outputs.contains_key(&rows.buffer)) {
             let expected = together.read(rows.buffer, rows.first + t * rows.words, rows.words)?;
             if single.read(rows.buffer, rows.first, rows.words)? != expected {
@@ -44,10 +40,8 @@ pub fn alone(device: Option<&Arc<Device>>, rig: &Rig, round: &Round) -> Result<R
     for &buffer in outputs.keys().filter(|&&buffer| !rig.has_rows(buffer)) {
         let count = rig.words(buffer);
         if single.read(buffer, 0, count)? != together.read(buffer, 0, count)? {
-            return Ok(Err(format!(
-                "{}: {} differs",
-                round.name, rig.graph.buffers[buffer].label
-            )));
+            let label = &rig.graph.buffers[buffer].label;
+            return Ok(Err(format!("{}: {label} differs", round.name)));
         }
     }
     Ok(Ok(()))

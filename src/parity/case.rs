@@ -3,7 +3,6 @@
 use super::maker::Maker;
 use super::rig::Rig;
 use crate::error::Result;
-use std::fmt;
 use std::sync::Arc;
 
 type Build = dyn Fn(&mut Maker) -> Result<()> + Send + Sync;
@@ -32,15 +31,14 @@ impl Case {
         let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let seed = self.name.bytes().fold(0x811c_9dc5, hash);
         let mut maker = Maker::new(seed.into(), max_binding);
-        let built = (self.build)(&mut maker).and_then(|()| maker.finish());
-        built.map_err(|err| err.context(&self.name))
+        (self.build)(&mut maker).map_err(|err| err.context(&self.name))?;
+        Ok(maker.finish())
     }
 }
 
-impl fmt::Debug for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Case").field(&self.name).finish()
-    }
+/// The words of a name whose conditions are true.
+pub(super) fn flags<const N: usize>(all: [(bool, &str); N]) -> String {
+    all.into_iter().filter(|flag| flag.0).map(|flag| flag.1).collect()
 }
 
 /// The cases, in order.

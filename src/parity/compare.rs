@@ -1,16 +1,57 @@
-//! Runs kernel cases on a device and on the host.
+//! Runs kernel cases on a device and on the host, and counts the results.
 
 use super::cases::cases;
 use super::judge::{Elements, Output, judge, outputs as written_by};
-use super::outcome::{Outcome, Tally};
 use super::rig::{Rig, Round};
 use crate::error::Result;
 use crate::gpu::{Device, GpuExecutor};
-use crate::graph::Executor;
+use crate::graph::{Executor, Graph, Selection};
 use crate::host::HostExecutor;
 use crate::op::{BufferId, Tolerance};
+use crate::source::Tensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The number of comparisons, and the failures among them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Comparisons.
+    pub cases: usize,
+    /// Comparisons within tolerance.
+    pub passed: usize,
+    /// The failures, each name once with its first difference.
+    pub failed: Vec<Failure>,
+    /// The largest error of every kind of comparison, by name.
+    pub worst: BTreeMap<String, f64>,
+}
+
+/// A comparison that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Its name: operator, type and dimensions, or program and step.
+    pub name: String,
+    /// The difference.
+    pub what: String,
+}
+
+impl Outcome {
+    /// Counts a comparison: its error, or the difference in words.
+    pub(super) fn add(&mut self, kind: &str, name: &str, result: Result<f64, String>) {
+        self.cases += 1;
+        match result {
+            Ok(error) => {
+                self.passed += 1;
+                let worst = self.worst.entry(kind.into()).or_insert(0.0);
+                *worst = worst.max(error);
+            }
+            Err(_) if self.failed.iter().any(|failure| failure.name == name) => {}
+            Err(what) => self.failed.push(Failure {
+                name: name.into(),
+                what,
+            }),
+        }
+    }
+}
 
 /// Runs every case whose name contains `filter` on the device and on the host. `progress` gets the number of cases done, the
 /// number of all, and the name of the next.
@@ -23,14 +64,14 @@ pub fn kernels(
 ) -> Result<Outcome> {
     let mut all = cases();
     all.retain(|case| filter.is_none_or(|filter| case.name().contains(filter)));
-    let mut tally = Tally::default();
+    let mut outcome = Outcome::default();
     for (i, case) in all.iter().enumerate() {
         progress(i, all.len(), case.name())?;
         let rig = case.rig(device.max_binding())?;
         let result = compare(device, &rig, &rig).map_err(|err| err.context(case.name()))?;
-        tally.add(case.kind(), case.name(), result);
+        outcome.add(case.kind(), case.name(), result);
     }
-    Ok(tally.outcome())
+    Ok(outcome)
 }
 
 /// Runs `tried` on the device and `reference` on the host: the largest error, or the first difference. The two are the same
@@ -38,20 +79,18 @@ pub fn kernels(
 ///
 /// Errors: those of the executors.
 pub fn compare(device: &Arc<Device>, tried: &Rig, reference: &Rig) -> Result<Result<f64, String>> {
-    compare_on(&mut *executor(Some(device), tried)?, tried, reference)
+    compare_on(&mut *tried.executor(Some(device))?, tried, reference)
 }
 
 /// The same, with `tried` on any executor.
 fn compare_on(executor_of_tried: &mut dyn Executor, tried: &Rig, reference: &Rig) -> Result<Result<f64, String>> {
-    let mut host = executor(None, reference)?;
-    let outputs = outputs_of(reference);
+    let mut host = reference.executor(None)?;
+    let outputs = reference.outputs();
     let mut worst: f64 = 0.0;
     let mut idle = true;
     for round in &reference.rounds {
-        load(reference, round, &mut *host)?;
-        run(reference, round, &mut *host)?;
-        load(tried, round, executor_of_tried)?;
-        run(tried, round, executor_of_tried)?;
+        reference.run(round, &mut *host)?;
+        tried.run(round, executor_of_tried)?;
         for (buffer, declared) in reference.graph.buffers.iter().enumerate() {
             let before = reference.contents(round, buffer);
             let found = executor_of_tried.read(buffer, 0, before.len())?;
@@ -80,22 +119,24 @@ fn compare_on(executor_of_tried: &mut dyn Executor, tried: &Rig, reference: &Rig
 ///
 /// Errors: those of the executor.
 pub fn outputs(device: &Arc<Device>, rig: &Rig) -> Result<Vec<Vec<u32>>> {
-    let mut device = executor(Some(device), rig)?;
+    let mut device = rig.executor(Some(device))?;
     let mut all = Vec::new();
     for round in &rig.rounds {
-        load(rig, round, &mut *device)?;
-        run(rig, round, &mut *device)?;
-        for &buffer in outputs_of(rig).keys() {
+        rig.run(round, &mut *device)?;
+        for &buffer in rig.outputs().keys() {
             all.push(device.read(buffer, 0, rig.words(buffer))?);
         }
     }
     Ok(all)
 }
 
-/// A rig on a device, or on the host.
-pub(super) fn executor(device: Option<&Arc<Device>>, rig: &Rig) -> Result<Box<dyn Executor>> {
-    let (graph, selection) = (Arc::new(rig.graph.clone()), Arc::new(rig.selection.clone()));
-    let tensors = rig.tensors.clone();
+/// A graph on a device, or on the host.
+pub(super) fn executor(
+    device: Option<&Arc<Device>>,
+    graph: Arc<Graph>,
+    selection: Arc<Selection>,
+    tensors: Arc<dyn Tensors>,
+) -> Result<Box<dyn Executor>> {
     Ok(match device {
         Some(device) => {
             let device = device.clone();
@@ -105,21 +146,35 @@ pub(super) fn executor(device: Option<&Arc<Device>>, rig: &Rig) -> Result<Box<dy
     })
 }
 
-/// The buffers that the steps of a rig write.
-pub(super) fn outputs_of(rig: &Rig) -> BTreeMap<BufferId, Output> {
-    let steps = rig.graph.programs[0].steps.iter();
-    let outputs = steps.flat_map(|step| written_by(step, rig.graph.kv));
-    outputs.map(|output| (output.buffer, output)).collect()
-}
+impl Rig {
+    /// The rig on a device, or on the host.
+    pub(super) fn executor(&self, device: Option<&Arc<Device>>) -> Result<Box<dyn Executor>> {
+        let (graph, selection) = (Arc::new(self.graph.clone()), Arc::new(self.selection.clone()));
+        executor(device, graph, selection, self.tensors.clone())
+    }
 
-/// Writes the contents of every buffer before a round.
-pub(super) fn load(rig: &Rig, round: &Round, executor: &mut dyn Executor) -> Result<()> {
-    (0..rig.graph.buffers.len()).try_for_each(|buffer| executor.write(buffer, &rig.contents(round, buffer)))
-}
+    /// The buffers that its steps write.
+    pub(super) fn outputs(&self) -> BTreeMap<BufferId, Output> {
+        let steps = self.graph.programs[0].steps.iter();
+        let outputs = steps.flat_map(|step| written_by(step, self.graph.kv));
+        outputs.map(|output| (output.buffer, output)).collect()
+    }
 
-/// Runs the steps of a rig.
-pub(super) fn run(rig: &Rig, round: &Round, executor: &mut dyn Executor) -> Result<()> {
-    executor.run(0, 0..rig.graph.programs[0].steps.len(), round.shape())
+    /// Writes the contents of every buffer before a round.
+    pub(super) fn load(&self, round: &Round, executor: &mut dyn Executor) -> Result<()> {
+        (0..self.graph.buffers.len()).try_for_each(|buffer| executor.write(buffer, &self.contents(round, buffer)))
+    }
+
+    /// The same, and runs the steps.
+    pub(super) fn run(&self, round: &Round, executor: &mut dyn Executor) -> Result<()> {
+        self.load(round, executor)?;
+        self.run_steps(round, executor)
+    }
+
+    /// Runs the steps.
+    pub(super) fn run_steps(&self, round: &Round, executor: &mut dyn Executor) -> Result<()> {
+        executor.run(0, 0..self.graph.programs[0].steps.len(), round.shape())
+    }
 }
 
 #[cfg(test)]
@@ -138,7 +193,7 @@ mod tests {
                 continue;
             }
             let rig = case.rig(u64::MAX).unwrap();
-            let found = compare_on(&mut *executor(None, &rig).unwrap(), &rig, &rig).unwrap();
+            let found = compare_on(&mut *rig.executor(None).unwrap(), &rig, &rig).unwrap();
             assert_eq!(found, Ok(0.0), "{}", case.name());
         }
     }

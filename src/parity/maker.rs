@@ -9,8 +9,8 @@ use crate::graph::{
     Buffer, Fill, Graph, Masked, Matrix, Measured, Piece, Program, Selection, Slice, Stack, Stacking, Step, SwitchId,
     Vector,
 };
-use crate::op::{Bind, Binding, BufferId, Kv, Op, Token, batch_len};
-use crate::source::{MemoryTensors, TensorId};
+use crate::op::{Bind, Binding, BufferId, Kernel, Kv, Op, Token, batch_len};
+use crate::source::{MemoryTensors, TensorId, Tensors};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,13 +21,19 @@ pub(super) const MOST_TOKENS: u32 = 64;
 /// The switch that is on: masked steps run as the masked variant.
 const MASK: SwitchId = 0;
 
-/// An operator whose parameters are variables with the names of its fields.
-macro_rules! params {
-    ($operator:ident: $($field:ident),*) => {
-        $crate::op::Op::from($crate::op::$operator::Params { $($field),* })
-    };
+/// An operator with these parameters: u32, or the bits of f32, by name. The first value of a name counts, and names that the
+/// operator does not declare have no effect.
+pub(super) fn op(kernel: Kernel, values: &[(&str, u32)]) -> Result<Op> {
+    let spec = kernel.spec();
+    let mut words = Vec::new();
+    for (name, _) in spec.params {
+        match values.iter().find(|value| value.0 == *name) {
+            Some((_, word)) => words.push(*word),
+            None => bail!(Internal, "the case has no parameter '{name}' for {}", spec.name),
+        }
+    }
+    Ok(kernel.with_bytes(bytemuck::cast_slice(&words)))
 }
-pub(super) use params;
 
 /// A rig in the making. Steps bind buffers and vectors under their labels, which are the names of the operators' operands;
 /// rounds name their inputs the same way.
@@ -37,11 +43,10 @@ pub(super) struct Maker {
     pub width: usize,
     /// Bytes that the device binds at once.
     max_binding: u64,
-    graph: Graph,
+    pub graph: Graph,
     selection: Selection,
     operands: HashMap<String, Bind>,
-    new_tensors: Vec<(String, Dtype, Vec<u64>, Vec<u8>)>,
-    tensors: Option<Arc<MemoryTensors>>,
+    pub tensors: MemoryTensors,
     rounds: Vec<Round>,
     rows: Vec<Rows>,
 }
@@ -71,8 +76,7 @@ impl Maker {
                 ..Selection::default()
             },
             operands: HashMap::new(),
-            new_tensors: Vec::new(),
-            tensors: None,
+            tensors: MemoryTensors::default(),
             rounds: Vec::new(),
             rows: Vec::new(),
         };
@@ -81,19 +85,14 @@ impl Maker {
     }
 
     /// The rig.
-    pub fn finish(mut self) -> Result<Rig> {
-        Ok(Rig {
-            tensors: self.tensors()?,
+    pub fn finish(self) -> Rig {
+        Rig {
+            tensors: Arc::new(self.tensors),
             graph: self.graph,
             selection: self.selection,
             rounds: self.rounds,
             rows: self.rows,
-        })
-    }
-
-    /// Sets the element type of the key-value cache.
-    pub fn set_kv(&mut self, kv: Kv) {
-        self.graph.kv = kv;
+        }
     }
 
     /// Binds an operand from now on.
@@ -146,7 +145,7 @@ impl Maker {
     /// A vector of random elements.
     pub fn vector(&mut self, label: &str, len: usize) -> Result<()> {
         let payload = self.random.payload(Dtype::F32, 1, len, Values::PLAIN)?;
-        let tensor = self.add(label.into(), Dtype::F32, vec![len as u64], payload)?;
+        let tensor = self.tensors.add(label.into(), Dtype::F32, vec![len as u64], payload)?;
         self.pieces(label, Some(tensor), len);
         Ok(())
     }
@@ -168,46 +167,22 @@ impl Maker {
     /// A tensor of random weights.
     pub fn tensor(&mut self, dtype: Dtype, rows: usize, cols: usize, values: Values) -> Result<TensorId> {
         let payload = self.random.payload(dtype, rows, cols, values)?;
-        let name = format!("w{}", self.new_tensors.len());
-        self.add(name, dtype, vec![rows as u64, cols as u64], payload)
-    }
-
-    fn add(&mut self, name: String, dtype: Dtype, shape: Vec<u64>, payload: Vec<u8>) -> Result<TensorId> {
-        if self.tensors.is_some() {
-            bail!(
-                Internal,
-                "tensor '{name}' is made after a matrix, expected all tensors first"
-            );
-        }
-        self.new_tensors.push((name, dtype, shape, payload));
-        Ok(self.new_tensors.len() - 1)
-    }
-
-    /// All tensors. No more can be made.
-    pub fn tensors(&mut self) -> Result<Arc<MemoryTensors>> {
-        if let Some(tensors) = &self.tensors {
-            return Ok(tensors.clone());
-        }
-        let tensors = Arc::new(MemoryTensors::new(std::mem::take(&mut self.new_tensors))?);
-        self.tensors = Some(tensors.clone());
-        Ok(tensors)
+        let name = format!("w{}", self.tensors.infos().len());
+        self.tensors.add(name, dtype, vec![rows as u64, cols as u64], payload)
     }
 
     /// The weight of some tensors, in segments of at most `limit` bytes.
     pub fn stack(&mut self, parts: &[TensorId], stacking: Stacking, limit: u64) -> Result<Matrix> {
-        let tensors = self.tensors()?;
-        let matrix = Matrix::stack("w".into(), parts, stacking, &*tensors, limit.min(self.max_binding))?;
+        let matrix = Matrix::stack("w".into(), parts, stacking, &self.tensors, limit.min(self.max_binding))?;
         self.graph.matrices.push(matrix.clone());
         Ok(matrix)
     }
 
     /// The weight of some experts: whole tensors, then tensors of which each segment has the same rows.
     pub fn bank(&mut self, planes: Planes, cols: usize, [first, cut]: [&[Slice]; 2], limit: u64) -> Result<Matrix> {
-        let tensors = self.tensors()?;
-        let measured = Measured::default();
         let stack = Stack { first, cut, pool: &[] };
-        let limit = limit.min(self.max_binding);
-        let matrix = Matrix::sliced("experts".into(), (planes, cols), stack, (&*tensors, &measured), limit)?;
+        let (tensors, limit) = ((&self.tensors as _, &Measured::default()), limit.min(self.max_binding));
+        let matrix = Matrix::sliced("experts".into(), (planes, cols), stack, tensors, limit)?;
         self.graph.matrices.push(matrix.clone());
         Ok(matrix)
     }
@@ -262,21 +237,31 @@ impl Maker {
     }
 }
 
-/// So many tokens of the first slot, from a position on.
-pub(super) fn sequence(position: u32, count: u32) -> Vec<Token> {
-    let token = |position| Token {
+/// A token of the vocabulary at a position of a slot.
+pub(super) fn token(id: u32, slot: u32, position: u32) -> Token {
+    Token {
+        id,
+        slot,
         position,
         ..Token::default()
-    };
-    (position..position + count).map(token).collect()
+    }
+}
+
+/// So many tokens of the first slot, from a position on.
+pub(super) fn sequence(position: u32, count: u32) -> Vec<Token> {
+    let positions = position..position + count;
+    positions.map(|position| token(0, 0, position)).collect()
+}
+
+/// Runs of so many tokens of the first slot from these positions on.
+pub(super) fn sequences(runs: &[(u32, u32)]) -> Vec<Vec<Token>> {
+    runs.iter()
+        .map(|&(position, count)| sequence(position, count))
+        .collect()
 }
 
 /// Tokens with these slots and positions.
 pub(super) fn tokens_at(places: &[(u32, u32)]) -> Vec<Token> {
-    let token = |&(slot, position): &(u32, u32)| Token {
-        slot,
-        position,
-        ..Token::default()
-    };
-    places.iter().map(token).collect()
+    let tokens = places.iter().map(|&(slot, position)| token(0, slot, position));
+    tokens.collect()
 }

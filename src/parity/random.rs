@@ -32,7 +32,7 @@ impl Values {
         ..Values::PLAIN
     };
 
-    pub fn with_overlay(overlay: Overlay) -> Values {
+    pub fn overlay(overlay: Overlay) -> Values {
         Values {
             overlay,
             ..Values::PLAIN

@@ -27,17 +27,13 @@ fn resolve(variant: &Variant, import: &str) -> Vec<(&'static str, &'static str)>
     match import {
         "dtype" => variant.planes.map_or(&[][..], |planes| planes.shaders()).to_vec(),
         "kv" => lib(&format!("kv_{}", variant.kv.map_or("f32", |kv| kv.name()))),
-        "team" => match variant.team {
-            Some(Team::Tree) => lib("team_tree"),
-            _ => lib("team_subgroup"),
-        },
+        "team" if variant.team == Some(Team::Tree) => lib("team_tree"),
+        "team" => lib("team_subgroup"),
         // The sums of up to two tokens fit into registers.
-        "tokens_side_by_side" => lib(if variant.width > 2 {
-            "matvec_spilled"
-        } else {
-            "matvec_registers"
-        }),
-        "groups" => lib(if variant.masked { "groups_masked" } else { "groups_all" }),
+        "tokens_side_by_side" if variant.width > 2 => lib("matvec_spilled"),
+        "tokens_side_by_side" => lib("matvec_registers"),
+        "groups" if variant.masked => lib("groups_masked"),
+        "groups" => lib("groups_all"),
         stem => lib(stem),
     }
 }

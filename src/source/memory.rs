@@ -7,6 +7,7 @@ use crate::format::{TensorId, TensorInfo};
 use std::collections::HashMap;
 
 /// Tensors held in memory.
+#[derive(Default)]
 pub struct MemoryTensors {
     infos: Vec<TensorInfo>,
     payloads: Vec<Vec<u8>>,
@@ -18,28 +19,30 @@ impl MemoryTensors {
     ///
     /// Errors: `Parse` for a duplicate name, a shape that the type does not allow, and a payload of another length.
     pub fn new(tensors: impl IntoIterator<Item = (String, Dtype, Vec<u64>, Vec<u8>)>) -> Result<MemoryTensors> {
-        let mut set = MemoryTensors {
-            infos: Vec::new(),
-            payloads: Vec::new(),
-            ids: HashMap::new(),
-        };
+        let mut set = MemoryTensors::default();
         for (name, dtype, shape, payload) in tensors {
-            dtype
-                .check_length(&shape, &payload)
-                .map_err(|err| err.context(format_args!("tensor '{name}'")))?;
-            if set.ids.insert(name.clone(), set.infos.len()).is_some() {
-                bail!(Parse, "tensor '{name}' occurs twice");
-            }
-            let nbytes = payload.len() as u64;
-            set.infos.push(TensorInfo {
-                name,
-                dtype,
-                shape,
-                nbytes,
-            });
-            set.payloads.push(payload);
+            set.add(name, dtype, shape, payload)?;
         }
         Ok(set)
+    }
+
+    /// Adds a tensor. Errors: as for [`MemoryTensors::new`].
+    pub fn add(&mut self, name: String, dtype: Dtype, shape: Vec<u64>, payload: Vec<u8>) -> Result<TensorId> {
+        let checked = dtype.check_length(&shape, &payload);
+        checked.map_err(|err| err.context(format_args!("tensor '{name}'")))?;
+        let id = self.infos.len();
+        if self.ids.insert(name.clone(), id).is_some() {
+            bail!(Parse, "tensor '{name}' occurs twice");
+        }
+        let nbytes = payload.len() as u64;
+        self.infos.push(TensorInfo {
+            name,
+            dtype,
+            shape,
+            nbytes,
+        });
+        self.payloads.push(payload);
+        Ok(id)
     }
 }
 

@@ -67,72 +67,59 @@ pub struct DeltaShape {
     pub attends_every: usize,
 }
 
-/// Values that most shapes share.
-const PLAIN: Shape = Shape {
-    name: "",
-    hidden: 0,
-    layers: 0,
-    heads: 0,
-    kv_heads: 0,
-    head_dim: 0,
-    width: 0,
-    vocab: 0,
-    positions: 32768,
-    tied: false,
-    qk_norm: false,
-    gated: false,
-    rotary: 1.0,
-    experts: None,
-    delta: None,
-};
+/// A dense network without gates and norms of heads, as most shapes begin.
+const fn dense(name: &'static str, [hidden, layers, heads, kv_heads, head_dim, width, vocab]: [usize; 7]) -> Shape {
+    Shape {
+        name,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        width,
+        vocab,
+        positions: 32768,
+        tied: false,
+        qk_norm: false,
+        gated: false,
+        rotary: 1.0,
+        experts: None,
+        delta: None,
+    }
+}
+
+/// A network of the Qwen3.5 family: three recurrent layers before each layer of attention.
+const fn qwen35(name: &'static str, dims: [usize; 7], value_heads: usize) -> Shape {
+    Shape {
+        positions: 262144,
+        qk_norm: true,
+        gated: true,
+        rotary: 0.25,
+        delta: Some(DeltaShape {
+            key_heads: 16,
+            value_heads,
+            head_dim: 128,
+            taps: 4,
+            attends_every: 4,
+        }),
+        ..dense(name, dims)
+    }
+}
 
 /// Dimensions are those of each model's published `config.json` on the Hugging Face hub: HuggingFaceTB/SmolLM2-135M,
 /// meta-llama/Llama-3.1-8B, Qwen/Qwen3-8B, Qwen/Qwen3-30B-A3B, Qwen/Qwen3.5-27B and Qwen/Qwen3.5-35B-A3B (the last two
 /// without vision and draft head).
 const SHAPES: [Shape; 6] = [
     Shape {
-        name: "smollm2-135m",
-        hidden: 576,
-        layers: 30,
-        heads: 9,
-        kv_heads: 3,
-        head_dim: 64,
-        width: 1536,
-        vocab: 49152,
         tied: true,
-        ..PLAIN
+        ..dense("smollm2-135m", [576, 30, 9, 3, 64, 1536, 49152])
     },
+    dense("llama-8b", [4096, 32, 32, 8, 128, 14336, 128256]),
     Shape {
-        name: "llama-8b",
-        hidden: 4096,
-        layers: 32,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        width: 14336,
-        vocab: 128256,
-        ..PLAIN
-    },
-    Shape {
-        name: "qwen3-8b",
-        hidden: 4096,
-        layers: 36,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        width: 12288,
-        vocab: 151936,
         qk_norm: true,
-        ..PLAIN
+        ..dense("qwen3-8b", [4096, 36, 32, 8, 128, 12288, 151936])
     },
     Shape {
-        name: "qwen3-30b-a3b",
-        hidden: 2048,
-        layers: 48,
-        heads: 32,
-        kv_heads: 4,
-        head_dim: 128,
-        vocab: 151936,
         positions: 40960,
         qk_norm: true,
         experts: Some(ExpertShape {
@@ -141,56 +128,17 @@ const SHAPES: [Shape; 6] = [
             width: 768,
             shared: 0,
         }),
-        ..PLAIN
+        ..dense("qwen3-30b-a3b", [2048, 48, 32, 4, 128, 0, 151936])
     },
+    qwen35("qwen3.5-27b", [5120, 64, 24, 4, 256, 17408, 248320], 48),
     Shape {
-        name: "qwen3.5-27b",
-        hidden: 5120,
-        layers: 64,
-        heads: 24,
-        kv_heads: 4,
-        head_dim: 256,
-        width: 17408,
-        vocab: 248320,
-        positions: 262144,
-        qk_norm: true,
-        gated: true,
-        rotary: 0.25,
-        delta: Some(DeltaShape {
-            key_heads: 16,
-            value_heads: 48,
-            head_dim: 128,
-            taps: 4,
-            attends_every: 4,
-        }),
-        ..PLAIN
-    },
-    Shape {
-        name: "qwen3.5-35b-a3b",
-        hidden: 2048,
-        layers: 40,
-        heads: 16,
-        kv_heads: 2,
-        head_dim: 256,
-        vocab: 248320,
-        positions: 262144,
-        qk_norm: true,
-        gated: true,
-        rotary: 0.25,
         experts: Some(ExpertShape {
             count: 256,
             top_k: 8,
             width: 512,
             shared: 512,
         }),
-        delta: Some(DeltaShape {
-            key_heads: 16,
-            value_heads: 32,
-            head_dim: 128,
-            taps: 4,
-            attends_every: 4,
-        }),
-        ..PLAIN
+        ..qwen35("qwen3.5-35b-a3b", [2048, 40, 16, 2, 256, 0, 248320], 32)
     },
 ];
 

@@ -1,13 +1,14 @@
 //! Cases of rotation and attention. Caches hold nothing past each sequence's last position, and their pages are in no order.
 
-use crate::error::{Result, bail};
+use crate::error::Result;
 use crate::graph::Fill;
-use crate::op::{KV_PAGE, Kernel, Kv, Token, heads_list, rope};
-use crate::parity::case::Table;
+use crate::op::{KV_PAGE, Kernel, Kv, Token, heads_list};
+use crate::parity::case::{Table, flags};
 use crate::parity::judge::UNSET;
-use crate::parity::maker::{Maker, params, sequence, tokens_at};
+use crate::parity::maker::{Maker, op, sequences, tokens_at};
 use crate::parity::random::words;
 use half::f16;
+use std::fmt;
 
 /// Positions of each sequence: more than any round reaches, and not a multiple of a page.
 const POSITIONS: u32 = 280;
@@ -25,16 +26,6 @@ struct Heads {
     kv: Kv,
     /// Sequences.
     slots: u32,
-}
-
-#[derive(Clone, Copy)]
-struct Rope {
-    heads: Heads,
-    /// Rotated elements of a head.
-    rotated: u32,
-    /// As in the operator's parameters.
-    qk_norm: u32,
-    v_norm: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -92,7 +83,7 @@ fn add_rope(table: &mut Table) {
     ];
     for (i, (heads, kv_heads, dim, rotated)) in shapes.into_iter().enumerate() {
         for kv in [Kv::F16, Kv::F32] {
-            for (norm, qk_norm, v_norm) in [("", 0, false), (" norm", 1, false), (" late norm", 2, true)] {
+            for (norm, qk_norm, v_norm) in [("", 0, 0), (" norm", 1, 0), (" late norm", 2, 1)] {
                 for slots in [1, 2] {
                     let heads = Heads {
                         heads,
@@ -102,25 +93,11 @@ fn add_rope(table: &mut Table) {
                         kv,
                         slots,
                     };
-                    let spec = Rope {
-                        heads,
-                        rotated,
-                        qk_norm,
-                        v_norm,
-                    };
                     let runs = [(0, 1), (1, 1), (17, 1), (200, 1), (0, 17), (63, 9), (64 + i as u32, 2)];
-                    let rounds = match slots {
-                        1 => runs.map(|(position, tokens)| sequence(position, tokens)).to_vec(),
-                        _ => two_slots(),
-                    };
-                    let gate = if heads.gated { " gate" } else { "" };
-                    let name = format!(
-                        "rope.{} {}/{kv_heads} heads of {dim}, {rotated} turned{norm}{gate}{}",
-                        kv.name(),
-                        heads.heads,
-                        heads.suffix()
-                    );
-                    table.add(name, move |maker| spec.build(maker, &rounds));
+                    let rounds = if slots == 1 { sequences(&runs) } else { two_slots() };
+                    let name = format!("rope.{} {heads}, {rotated} turned{norm}{}", kv.name(), heads.flags());
+                    let own = [rotated, qk_norm, v_norm];
+                    table.add(name, move |maker| heads.rope(maker, own, &rounds));
                 }
             }
         }
@@ -179,9 +156,26 @@ fn add_attention(table: &mut Table) {
     }
 }
 
+impl fmt::Display for Heads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} heads of {}", self.heads, self.kv_heads, self.dim)
+    }
+}
+
 impl Heads {
-    fn suffix(&self) -> &'static str {
-        if self.slots == 1 { "" } else { " two slots" }
+    fn flags(&self) -> String {
+        flags([(self.gated, " gate"), (self.slots != 1, " two slots")])
+    }
+
+    /// The parameters that rotation and attention share.
+    fn params(&self) -> [(&'static str, u32); 5] {
+        [
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_vectors", self.dim / 4),
+            ("query_vectors", self.query() / 4),
+            ("slot_pages", SLOT_PAGES),
+        ]
     }
 
     /// Elements from one query head to the next.
@@ -232,53 +226,39 @@ impl Heads {
                 for (position, row) in rows.filter(|_| is_read(kv_head as usize)) {
                     let page = self.page(slot, position / KV_PAGE);
                     let at = ((page * self.kv_heads + kv_head) * KV_PAGE + position % KV_PAGE) as usize * dim;
+                    let half = |value: f32| u32::from(f16::from_f32(value).to_bits());
+                    let pairs = row.chunks_exact(2).map(|pair| half(pair[0]) | half(pair[1]) << 16);
                     match self.kv {
                         Kv::F32 => cache[at..at + dim].copy_from_slice(&words(row)),
-                        Kv::F16 => {
-                            let half = |value: f32| u32::from(f16::from_f32(value).to_bits());
-                            let pairs = row.chunks_exact(2).map(|pair| half(pair[0]) | half(pair[1]) << 16);
-                            cache[at / 2..(at + dim) / 2]
-                                .iter_mut()
-                                .zip(pairs)
-                                .for_each(|(to, pair)| *to = pair);
-                        }
+                        Kv::F16 => cache[at / 2..(at + dim) / 2].copy_from_slice(&pairs.collect::<Vec<_>>()),
                     }
                 }
             }
         }
         cache
     }
-}
 
-impl Rope {
-    fn build(&self, maker: &mut Maker, rounds: &[Vec<Token>]) -> Result<()> {
-        let Heads {
-            heads, kv_heads, dim, ..
-        } = self.heads;
-        maker.set_kv(self.heads.kv);
+    /// A rotation of some elements of each head. `qk_norm` and `v_norm` are as in the operator's parameters.
+    fn rope(&self, maker: &mut Maker, [rotated, qk_norm, v_norm]: [u32; 3], rounds: &[Vec<Token>]) -> Result<()> {
+        maker.graph.kv = self.kv;
         let most = rounds.iter().map(Vec::len).max().unwrap_or(1);
-        maker.vector("q_norm", dim as usize)?;
-        maker.vector("k_norm", dim as usize)?;
-        let stride = self.heads.stride() as usize;
-        maker.buffer("table", (POSITIONS * self.rotated) as usize);
+        maker.vector("q_norm", self.dim as usize)?;
+        maker.vector("k_norm", self.dim as usize)?;
+        let stride = self.stride() as usize;
+        maker.buffer("table", (POSITIONS * rotated) as usize);
         maker.rows("qkv", stride, most);
-        let page_tables = self.heads.cache_buffers(maker);
-        maker.step(rope::Params {
-            heads,
-            kv_heads,
-            head_vectors: dim / 4,
-            rot_vectors: self.rotated / 8,
-            slot_pages: SLOT_PAGES,
-            positions: POSITIONS,
-            eps: 1e-2,
-            qk_norm: self.qk_norm,
-            v_norm: u32::from(self.v_norm),
-            query_vectors: self.heads.query() / 4,
-        })?;
+        let page_tables = self.cache_buffers(maker);
+        let own = [
+            ("rot_vectors", rotated / 8),
+            ("positions", POSITIONS),
+            ("eps", 1e-2f32.to_bits()),
+            ("qk_norm", qk_norm),
+            ("v_norm", v_norm),
+        ];
+        maker.step(op(Kernel::Rope, &[own, self.params()].concat())?)?;
+        let inv_freq = |i| 0.7 * 100f32.powf(-2.0 * i as f32 / rotated as f32);
         let fill = Fill::Rope {
-            inv_freq: (0..self.rotated / 2)
-                .map(|i| 0.7 * 100f32.powf(-2.0 * i as f32 / self.rotated as f32))
-                .collect(),
+            inv_freq: (0..rotated / 2).map(inv_freq).collect(),
             factor: 1.1,
             positions: POSITIONS,
         };
@@ -294,28 +274,17 @@ impl Rope {
 
 impl Attention {
     fn add(self, table: &mut Table) {
-        let Heads {
-            heads, kv_heads, dim, ..
-        } = self.heads;
-        let mut name = self.kernel.spec().name.to_string();
-        if self.masked {
-            name += ".masked";
+        let (spec, heads) = (self.kernel.spec(), self.heads);
+        let mut name = spec.name.to_string() + &flags([(self.masked, ".masked")]);
+        if spec.has_kv() {
+            name += &format!(".{}", heads.kv.name());
         }
-        if self.kernel.spec().has_kv() {
-            name += &format!(".{}", self.heads.kv.name());
-        }
-        name += &format!(" {heads}/{kv_heads} heads of {dim}");
+        name += &format!(" {heads}");
         if self.window != 0 {
             name += &format!(" window {}", self.window);
         }
-        if self.softcap != 0.0 {
-            name += " softcap";
-        }
-        if self.heads.gated {
-            name += " gate";
-        }
-        name += self.heads.suffix();
-        table.add(name, move |maker| self.build(maker));
+        name += &flags([(self.softcap != 0.0, " softcap")]);
+        table.add(name + &heads.flags(), move |maker| self.build(maker));
     }
 
     fn rounds(&self) -> Vec<Vec<Token>> {
@@ -323,21 +292,20 @@ impl Attention {
             return two_slots();
         }
         let runs = match self.kernel {
-            Kernel::AttnBlock => vec![(3, 2)],
-            Kernel::AttnMerge => vec![(62, 3)],
-            _ => vec![(0, 5), (60, 9), (121, 64), (199, 3)],
+            Kernel::AttnBlock => &[(3, 2)][..],
+            Kernel::AttnMerge => &[(62, 3)],
+            _ => &[(0, 5), (60, 9), (121, 64), (199, 3)],
         };
         // The last one sees whole blocks only: its window begins at the beginning of a block.
         let single = [0, 1, 17, 63, 64, 65, 200, 63 + self.window].map(|position| (position, 1));
-        let runs = single.into_iter().chain(runs);
-        runs.map(|(position, tokens)| sequence(position, tokens)).collect()
+        sequences(&[&single[..], runs].concat())
     }
 
     fn build(&self, maker: &mut Maker) -> Result<()> {
         let Heads {
             heads, kv_heads, dim, ..
         } = self.heads;
-        maker.set_kv(self.heads.kv);
+        maker.graph.kv = self.heads.kv;
         let rounds = self.rounds();
         let most = rounds.iter().map(Vec::len).max().unwrap_or(1);
         // One vector more than a token needs.
@@ -350,7 +318,14 @@ impl Attention {
             true => maker.list(heads_list(heads as usize, kv_heads as usize, &is_kept)),
             false => maker.zeros("list"),
         }
-        self.step(maker, y_stride)?;
+        let own = [
+            ("blocks", SLOT_PAGES),
+            ("scale", (1.0 / (dim as f32).sqrt()).to_bits()),
+            ("softcap", self.softcap.to_bits()),
+            ("window", self.window),
+            ("y_stride", y_stride),
+        ];
+        maker.step(op(self.kernel, &[own, self.heads.params()].concat())?)?;
         for tokens in rounds {
             let count = self.heads.stride() as usize * tokens.len();
             let inputs = match self.kernel {
@@ -372,25 +347,6 @@ impl Attention {
             maker.round(tokens, inputs)?;
         }
         Ok(())
-    }
-
-    fn step(&self, maker: &mut Maker, y_stride: u32) -> Result<()> {
-        let Heads {
-            heads, kv_heads, dim, ..
-        } = self.heads;
-        let (head_vectors, query_vectors) = (dim / 4, self.heads.query() / 4);
-        let (softcap, window, scale) = (self.softcap, self.window, 1.0 / (dim as f32).sqrt());
-        let (slot_pages, blocks) = (SLOT_PAGES, SLOT_PAGES);
-        let op = match self.kernel {
-            Kernel::AttnBlock => params!(attn_block:
-                heads, kv_heads, head_vectors, slot_pages, blocks, scale, softcap, window, query_vectors),
-            Kernel::AttnMerge => params!(attn_merge:
-                heads, kv_heads, head_vectors, blocks, scale, softcap, window, y_stride, query_vectors),
-            Kernel::AttnChunk => params!(attn_chunk:
-                heads, kv_heads, head_vectors, slot_pages, scale, softcap, window, y_stride, query_vectors),
-            other => bail!(Internal, "{} is not attention", other.spec().name),
-        };
-        maker.step(op)
     }
 
     /// The records that attn_block leaves for attn_merge: visible blocks of the kept heads, the others unset.

@@ -2,7 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::dtype::planes::{Amount, Geometry, Planes};
-use crate::parity::random::Overlay;
+use crate::parity::random::{Overlay, Values};
 
 /// No limit of segments but the device's.
 pub const WHOLE: u64 = u64::MAX;
@@ -12,16 +12,19 @@ pub fn runnable() -> impl Iterator<Item = Dtype> {
     Dtype::all().filter(|&dtype| Planes::of(dtype, 32).is_ok())
 }
 
-/// Overlays that are judged besides a sparse one, with the suffix of their names.
-pub fn overlays(dtype: Dtype) -> impl Iterator<Item = (&'static str, Overlay)> {
-    let all = [(" empty overlay", Overlay::Empty), (" dense overlay", Overlay::Dense)];
-    let has = Planes::of(dtype, 32).is_ok_and(Planes::has_overlay);
-    all.into_iter().filter(move |_| has)
-}
-
-/// Whether its kernels decode f16.
-pub fn has_halves(dtype: Dtype) -> bool {
-    Planes::of(dtype, 32).is_ok_and(Planes::has_halves)
+/// Weights that are judged besides plain ones, with the suffix of their names: other overlays, and small weights of types whose
+/// kernels decode f16.
+pub fn special(dtype: Dtype) -> impl Iterator<Item = (&'static str, Values)> {
+    let has = |what: fn(Planes) -> bool| Planes::of(dtype, 32).is_ok_and(what);
+    let (has_overlay, has_halves) = (has(Planes::has_overlay), has(Planes::has_halves));
+    let all = [
+        (has_overlay, " empty overlay", Values::overlay(Overlay::Empty)),
+        (has_overlay, " dense overlay", Values::overlay(Overlay::Dense)),
+        (has_halves, " subnormal", Values::SUBNORMAL),
+    ];
+    all.into_iter()
+        .filter(|case| case.0)
+        .map(|(_, what, values)| (what, values))
 }
 
 /// Bytes of the larger plane of 32 rows of `cols` columns.

@@ -5,12 +5,9 @@ use crate::dtype::Dtype;
 use crate::dtype::planes::Planes;
 use crate::error::Result;
 use crate::graph::{Segment, Slice};
-use crate::op::{ABSENT, EXPERT_TILE, Kernel, Op, TABLE_HEADER};
-use crate::parity::maker::{Maker, sequence};
+use crate::op::{ABSENT, EXPERT_TILE, Kernel, TABLE_HEADER};
+use crate::parity::maker::{Maker, op, sequence};
 use crate::parity::random::{Random, Values, operands, padded, words};
-
-/// Makes the steps and rounds of a case.
-pub type Build = fn(&Bank, &mut Maker) -> Result<()>;
 
 /// The weights of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,21 +15,16 @@ pub enum Weights {
     None,
     /// One projection of each placed expert.
     Experts,
+    /// The same, for products with gates.
+    Gated,
     /// Gate and up projections of the shared expert and of each placed one.
     Pairs,
-    /// One projection of the shared expert.
+    /// One projection of the shared expert, for products with gates.
     Shared,
 }
 
-/// An operator of a mixture of experts, in one of its uses.
-#[derive(Clone, Copy)]
-pub struct Part {
-    pub kernel: Kernel,
-    /// The use, in the case's name.
-    pub suffix: &'static str,
-    pub weights: Weights,
-    pub build: Build,
-}
+/// An operator of a mixture of experts, and the weights of one of its uses.
+pub type Part = (Kernel, Weights);
 
 /// The experts of a layer, for one operator.
 #[derive(Clone)]
@@ -67,7 +59,7 @@ pub struct Moe {
 impl Moe {
     pub fn plain(part: Part, dtype: Dtype) -> Moe {
         // The decoding operators compute as many tokens as the widest round has.
-        let is_decoding = part.kernel.spec().position("batch").is_none();
+        let is_decoding = part.0.spec().position("batch").is_none();
         Moe {
             part,
             dtype,
@@ -114,11 +106,11 @@ impl<'s> Bank<'s> {
         };
         let places = (0..spec.experts).map(place).collect();
         let placed = placed as usize;
-        let weights = spec.part.weights;
+        let weights = spec.part.1;
         let shared = if weights == Weights::Pairs { spec.shared } else { 0 };
         let count = match weights {
             Weights::None => 0,
-            Weights::Experts => placed,
+            Weights::Experts | Weights::Gated => placed,
             Weights::Pairs => 2 * placed,
             Weights::Shared => 1,
         };
@@ -149,10 +141,52 @@ impl<'s> Bank<'s> {
         })
     }
 
-    /// Adds a step for each segment of the weights, with parameters made of the segment's rows and its first output.
-    pub fn steps<P: Into<Op>>(&self, maker: &mut Maker, params: impl Fn(u32, u32) -> P) -> Result<()> {
-        let mut segments = self.segments.iter().enumerate();
-        segments.try_for_each(|(i, segment)| maker.segment_step(i, params(segment.geometry.rows as u32, segment.row0)))
+    /// Adds a step for each segment of the weights, or the only step of an operator without weights. `own` has the
+    /// parameters whose values are not the same for all operators.
+    pub fn steps(&self, maker: &mut Maker, own: &[(&str, usize)]) -> Result<()> {
+        let segments = self.segments.iter();
+        let mut parts: Vec<_> = segments.map(|segment| (segment.geometry.rows, segment.row0)).collect();
+        if parts.is_empty() {
+            parts.push((0, 0));
+        }
+        let own: Vec<_> = own.iter().map(|&(name, value)| (name, value as u32)).collect();
+        for (i, (rows, row0)) in parts.into_iter().enumerate() {
+            let values = [&own[..], &self.params(rows, row0)].concat();
+            maker.segment_step(i, op(self.spec.part.0, &values)?)?;
+        }
+        Ok(())
+    }
+
+    /// The parameters of a step with so many rows, the first of which computes output `row0` of each expert.
+    fn params(&self, rows: usize, row0: u32) -> [(&'static str, u32); 20] {
+        let spec = self.spec;
+        let outputs = match spec.part.1 {
+            Weights::Pairs => (rows - 2 * self.shared) / (2 * self.placed),
+            Weights::Shared => rows,
+            _ => rows / self.placed,
+        };
+        [
+            ("rows", rows as u32),
+            ("row0", row0),
+            ("outputs", outputs as u32),
+            ("groups", self.groups() as u32),
+            ("inv_groups", (1.0 / self.groups() as f32).to_bits()),
+            ("inv_cols", (1.0 / spec.cols as f32).to_bits()),
+            ("eps", 1e-2f32.to_bits()),
+            ("square_vectors", spec.cols.div_ceil(16) as u32),
+            ("vectors", (spec.cols / 4) as u32),
+            ("placed", self.placed as u32),
+            ("top_k", spec.top_k as u32),
+            ("first_shared", spec.top_k as u32),
+            ("shared_outputs", self.shared as u32),
+            ("shared_stride", self.shared_stride() as u32),
+            ("shared_expert", u32::from(spec.shared != 0)),
+            ("stride", self.logits_len() as u32),
+            ("routes_at", (self.logits_len() * self.most()) as u32),
+            ("y_stride", (self.width() / 4) as u32),
+            ("tiles", self.tiles() as u32),
+            ("gelu", u32::from(spec.gelu)),
+        ]
     }
 
     /// Adds a round for each number of tokens.
@@ -181,6 +215,11 @@ impl<'s> Bank<'s> {
     /// Elements from one expert's outputs to the next.
     pub fn width(&self) -> usize {
         self.spec.outputs.next_multiple_of(32)
+    }
+
+    /// Elements from one token's outputs of the shared expert to the next.
+    pub fn shared_stride(&self) -> usize {
+        self.shared.next_multiple_of(32)
     }
 
     /// Elements from one token's logits to the next; the shared expert's logit follows the experts'.
@@ -260,16 +299,14 @@ impl<'s> Bank<'s> {
         routes
     }
 
-    /// Makes the operands of an operator that chooses experts. Returns where in `router` it leaves places and weights.
-    pub fn choosing(&self, maker: &mut Maker) -> u32 {
-        let (spec, most, logits) = (self.spec, self.most(), self.logits_len());
-        let routes_at = logits * most;
-        let router = maker.rows_after("router", routes_at, 2 * spec.top_k, most);
+    /// Makes the operands of an operator that chooses experts, and leaves places and weights in `router` after the logits.
+    pub fn choosing(&self, maker: &mut Maker) {
+        let (most, logits) = (self.most(), self.logits_len());
+        let router = maker.rows_after("router", logits * most, 2 * self.spec.top_k, most);
         maker.more_rows(router, 0, logits);
         maker.rows("x", self.groups() * 32, most);
         maker.rows("squares", self.sums(), most);
         maker.width = most;
-        routes_at as u32
     }
 
     pub fn choosing_inputs(&self, random: &mut Random, tokens: u32) -> Vec<(&'static str, Vec<u32>)> {

@@ -1,14 +1,18 @@
-//! Cases of the products with a weight: matvec and matmul, plain, added to the stream, or gated, whole or masked.
+//! Cases of the products with a weight: matvec and matmul, plain, added to the stream, or gated, whole or masked; and of
+//! `embed`, which reads rows of a weight.
 
-use super::dtypes::{WHOLE, has_halves, overlays, runnable, segment_bytes};
+use super::dtypes::{WHOLE, runnable, segment_bytes, special};
 use crate::dtype::Dtype;
-use crate::error::{Result, bail};
+use crate::error::Result;
 use crate::graph::{Matrix, Segment, Stacking};
-use crate::op::{Kernel, blocks_list, outputs_list};
-use crate::parity::case::Table;
-use crate::parity::maker::{Maker, params, sequence};
+use crate::op::{Kernel, blocks_list, embed, outputs_list};
+use crate::parity::case::{Table, flags};
+use crate::parity::maker::{Maker, op, sequence, token};
 use crate::parity::random::{Values, operands, padded};
 use crate::source::{TensorId, Tensors};
+
+/// Tokens of a round of `embed`.
+const EMBEDDED: usize = 9;
 
 #[derive(Clone, Debug)]
 struct Linear {
@@ -78,6 +82,28 @@ pub fn add(table: &mut Table) {
     Linear::plain(Kernel::Matvec, Dtype::Q8Row, 262_181, 32).add(table, "");
 }
 
+/// The cases of `embed`.
+pub fn add_embed(table: &mut Table) {
+    let embed = |dtype, rows, cols| Linear::plain(Kernel::Embed, dtype, rows, cols);
+    for dtype in runnable() {
+        let ragged = (!dtype.needs_group_rows()).then_some((9, 36));
+        for (rows, cols) in [(33, 32), (7, 576), (70, 1056)].into_iter().chain(ragged) {
+            embed(dtype, rows, cols).add(table, "");
+        }
+        embed(dtype, 100, 96).cut().add(table, " segments");
+        for (what, values) in special(dtype) {
+            embed(dtype, 33, 96).with(values).add(table, what);
+        }
+    }
+    // Groups of 32 weights that straddle rows.
+    let dtype = Dtype::Q4Block;
+    embed(dtype, 50, 1001).add(table, "");
+    embed(dtype, 100, 50).cut().add(table, " segments");
+    embed(dtype, 33, 50).with(Values::SUBNORMAL).add(table, " subnormal");
+    // The size of a vocabulary.
+    embed(Dtype::Q8Row, 65_539, 32).add(table, "");
+}
+
 fn add_products(table: &mut Table, kernel: Kernel, masked: bool, dtype: Dtype) {
     let plain = |rows, cols| Linear {
         masked,
@@ -99,13 +125,9 @@ fn add_products(table: &mut Table, kernel: Kernel, masked: bool, dtype: Dtype) {
             (true, 5) if !masked => &[1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 33, 64],
             (true, _) => &[1, 9],
         };
-        let linear = Linear {
-            tokens: tokens.to_vec(),
-            norm: i % 2 == 0,
-            bias: i % 3 != 0 && can_bias,
-            gelu: i % 4 == 1,
-            ..plain(rows, cols)
-        };
+        let mut linear = plain(rows, cols);
+        linear.tokens = tokens.to_vec();
+        (linear.norm, linear.bias, linear.gelu) = (i % 2 == 0, i % 3 != 0 && can_bias, i % 4 == 1);
         linear.add(table, "");
     }
     let mut long = plain(101, 96).cut();
@@ -114,11 +136,8 @@ fn add_products(table: &mut Table, kernel: Kernel, masked: bool, dtype: Dtype) {
     if masked {
         return;
     }
-    for (what, overlay) in overlays(dtype) {
-        plain(12, 96).with(Values::with_overlay(overlay)).add(table, what);
-    }
-    if has_halves(dtype) {
-        plain(12, 96).with(Values::SUBNORMAL).add(table, " subnormal");
+    for (what, values) in special(dtype) {
+        plain(12, 96).with(values).add(table, what);
     }
 }
 
@@ -132,11 +151,9 @@ fn add_stacks(table: &mut Table) {
     let mixes: Vec<_> = runnable().map(|dtype| [dtype; 3]).chain(mixes).collect();
     for kernel in [Kernel::Matvec, Kernel::Matmul] {
         for &[a, b, c] in &mixes {
-            let linear = Linear {
-                parts: vec![(a, 72), (b, 24), (c, 24)],
-                bias: true,
-                ..Linear::plain(kernel, a, 72, 96)
-            };
+            let mut linear = Linear::plain(kernel, a, 72, 96);
+            linear.parts = vec![(a, 72), (b, 24), (c, 24)];
+            linear.bias = true;
             // The first cut falls into the first tensor, the last segment begins in the third.
             linear.clone().cut().add(table, " segments");
             linear.add(table, "");
@@ -144,12 +161,9 @@ fn add_stacks(table: &mut Table) {
     }
     for kernel in [Kernel::MatvecGlu, Kernel::MatmulGlu] {
         for [a, b] in [[Dtype::Q4Tiled, Dtype::Q4Block], [Dtype::VbitRo, Dtype::Vbit]] {
-            let linear = Linear {
-                parts: vec![(a, 37), (b, 37)],
-                bias: true,
-                gelu: true,
-                ..Linear::plain(kernel, a, 37, 96)
-            };
+            let mut linear = Linear::plain(kernel, a, 37, 96);
+            linear.parts = vec![(a, 37), (b, 37)];
+            (linear.bias, linear.gelu) = (true, true);
             linear.add(table, "");
         }
     }
@@ -158,10 +172,8 @@ fn add_stacks(table: &mut Table) {
 /// Groups of 32 weights that straddle rows: rows begin anywhere in a group, also the first row of a segment or a tensor.
 fn add_straddling(table: &mut Table) {
     let dtype = Dtype::Q4Block;
-    for (masked, kernel) in [false, true]
-        .into_iter()
-        .flat_map(|masked| PRODUCTS.map(|kernel| (masked, kernel)))
-    {
+    let variants = [false, true].map(|masked| PRODUCTS.map(|kernel| (masked, kernel)));
+    for (masked, kernel) in variants.into_iter().flatten() {
         let plain = |rows, cols| Linear {
             masked,
             ..Linear::plain(kernel, dtype, rows, cols)
@@ -175,10 +187,8 @@ fn add_straddling(table: &mut Table) {
         plain(101, 50).with(Values::SUBNORMAL).add(table, " subnormal");
     }
     for kernel in [Kernel::Matvec, Kernel::Matmul] {
-        let linear = Linear {
-            parts: vec![(dtype, 71), (dtype, 25), (dtype, 23)],
-            ..Linear::plain(kernel, dtype, 71, 50)
-        };
+        let mut linear = Linear::plain(kernel, dtype, 71, 50);
+        linear.parts = vec![(dtype, 71), (dtype, 25), (dtype, 23)];
         linear.clone().add(table, "");
         linear.cut().add(table, " segments");
     }
@@ -228,19 +238,17 @@ impl Linear {
         let mut dtypes: Vec<_> = self.parts.iter().map(|part| part.0.name()).collect();
         dtypes.dedup();
         let rows: Vec<_> = self.parts.iter().map(|part| part.1.to_string()).collect();
-        let mut name = self.kernel.spec().name.to_string();
-        if self.masked {
-            name += ".masked";
-        }
-        name += &format!(".{} {}x{}", dtypes.join("+"), rows.join("+"), self.cols);
-        for (is_set, flag) in [
+        let operator = self.kernel.spec().name.to_string() + &flags([(self.masked, ".masked")]);
+        let name = format!("{operator}.{} {}x{}", dtypes.join("+"), rows.join("+"), self.cols);
+        let flags = flags([
             (self.norm && self.takes_norm(), " norm"),
             (self.bias, " bias"),
             (self.gelu && is_pair(self.kernel), " gelu"),
-        ] {
-            name += if is_set { flag } else { "" };
-        }
-        table.add(name + what, move |maker| self.build(maker));
+        ]);
+        table.add(name + &flags + what, move |maker| match self.kernel {
+            Kernel::Embed => self.build_embed(maker),
+            _ => self.build(maker),
+        });
     }
 
     fn takes_norm(&self) -> bool {
@@ -267,24 +275,41 @@ impl Linear {
             if self.masked {
                 maker.list(self.list(shape.groups, segment));
             }
-            self.step(maker, &shape, i, segment)?;
+            maker.segment_step(i, op(self.kernel, &self.params(&shape, segment))?)?;
         }
         let signs = match stacked {
-            1 => first_row(&*maker.tensors()?, parts[0])?,
+            1 => first_row(&maker.tensors, parts[0])?,
             _ => Vec::new(),
         };
         let mut tokens = self.tokens.iter();
         tokens.try_for_each(|&tokens| self.round(maker, &shape, &matrix, tokens, &signs))
     }
 
+    fn build_embed(&self, maker: &mut Maker) -> Result<()> {
+        let (dtype, rows) = self.parts[0];
+        let tensor = maker.tensor(dtype, rows, self.cols, self.values)?;
+        let matrix = maker.stack(&[tensor], Stacking::Rows, self.limit)?;
+        let groups = self.cols.div_ceil(32);
+        maker.rows("h", groups * 32, EMBEDDED);
+        for (i, segment) in matrix.segments.iter().enumerate() {
+            let params = embed::Params {
+                rows: segment.geometry.rows as u32,
+                groups: groups as u32,
+                row0: segment.row0,
+                multiplier: 11.3,
+            };
+            maker.segment_step(i, params)?;
+        }
+        // The first and the last row, and some between.
+        let mut ids = vec![0, rows as u32 - 1];
+        ids.resize_with(EMBEDDED, || (maker.random.bits() % rows as u64) as u32);
+        let tokens = ids.into_iter().zip(0..).map(|(id, position)| token(id, 0, position));
+        maker.round(tokens.collect(), Vec::new())
+    }
+
     fn operands(&self, maker: &mut Maker, shape: &Shape) -> Result<()> {
         let most = self.tokens.iter().max().copied().unwrap_or(1) as usize;
-        let Shape {
-            groups,
-            outputs,
-            y_stride,
-            ..
-        } = *shape;
+        let (outputs, y_stride) = (shape.outputs, shape.y_stride);
         // A masked matvec_add reads its list in place of the biases.
         let (bias, unused) = match self.kernel {
             Kernel::MatvecAdd => ("list", "bias"),
@@ -297,20 +322,19 @@ impl Linear {
             (true, true) => maker.vector(bias, outputs.next_multiple_of(4) + outputs)?,
         }
         maker.vector("g", outputs)?;
-        maker.width = if is_matmul(self.kernel) {
+        let width = if is_matmul(self.kernel) {
             most
         } else {
             most.next_power_of_two()
         };
-        let width = maker.width;
+        maker.width = width;
         // A matmul reads whole tiles of 8 tokens.
-        maker.rows("x", groups * 32, most.next_multiple_of(8));
+        maker.rows("x", shape.groups * 32, most.next_multiple_of(8));
         maker.rows(if adds(self.kernel) { "h" } else { "y" }, y_stride, width);
         maker.rows("x_scaled", y_stride, width);
-        let squares = if self.takes_norm() {
-            shape.sums
-        } else {
-            (y_stride / 4).next_multiple_of(32)
+        let squares = match self.takes_norm() {
+            true => shape.sums,
+            false => (y_stride / 4).next_multiple_of(32),
         };
         maker.rows("squares", squares, width);
         Ok(())
@@ -330,31 +354,30 @@ impl Linear {
         }
     }
 
-    fn step(&self, maker: &mut Maker, shape: &Shape, number: usize, segment: &Segment) -> Result<()> {
-        let (rows, groups, row0) = (segment.geometry.rows as u32, shape.groups as u32, segment.row0);
+    /// The parameters of a segment's step.
+    fn params(&self, shape: &Shape, segment: &Segment) -> [(&'static str, u32); 13] {
         let [_, second_row, third_row] = segment.part_rows;
-        // The rows of a gated product are pairs of a gate and an up projection.
-        let outputs = second_row;
-        let inv_cols = 1.0 / self.cols as f32;
         // No sums and an eps of 1 make a factor of 1.
         let (square_vectors, eps) = match self.norm {
-            true => (self.cols.div_ceil(16) as u32, 1e-2),
+            true => (self.cols.div_ceil(16), 1e-2f32),
             false => (0, 1.0),
         };
-        let (has_bias, gelu) = (u32::from(self.bias), u32::from(self.gelu));
-        let (bias_up, y_stride) = (shape.outputs.next_multiple_of(4) as u32, (shape.y_stride / 4) as u32);
-        let op = match self.kernel {
-            Kernel::Matvec => params!(matvec:
-                rows, groups, row0, second_row, third_row, square_vectors, inv_cols, eps, has_bias, y_stride),
-            Kernel::MatvecAdd => params!(matvec_add: rows, groups, row0, second_row, third_row, has_bias, y_stride),
-            Kernel::MatvecGlu => params!(matvec_glu:
-                rows, groups, row0, outputs, square_vectors, inv_cols, eps, has_bias, bias_up, gelu, y_stride),
-            Kernel::Matmul => params!(matmul: rows, groups, row0, second_row, third_row, y_stride, has_bias),
-            Kernel::MatmulAdd => params!(matmul_add: rows, groups, row0, second_row, third_row, y_stride, has_bias),
-            Kernel::MatmulGlu => params!(matmul_glu: rows, groups, row0, outputs, y_stride, has_bias, bias_up, gelu),
-            other => bail!(Internal, "{} is not a product", other.spec().name),
-        };
-        maker.segment_step(number, op)
+        [
+            ("rows", segment.geometry.rows as u32),
+            ("groups", shape.groups as u32),
+            ("row0", segment.row0),
+            ("second_row", second_row),
+            ("third_row", third_row),
+            // The rows of a gated product are pairs of a gate and an up projection.
+            ("outputs", second_row),
+            ("square_vectors", square_vectors as u32),
+            ("inv_cols", (1.0 / self.cols as f32).to_bits()),
+            ("eps", eps.to_bits()),
+            ("has_bias", u32::from(self.bias)),
+            ("bias_up", shape.outputs.next_multiple_of(4) as u32),
+            ("gelu", u32::from(self.gelu)),
+            ("y_stride", (shape.y_stride / 4) as u32),
+        ]
     }
 
     fn round(&self, maker: &mut Maker, shape: &Shape, matrix: &Matrix, tokens: u32, signs: &[f32]) -> Result<()> {

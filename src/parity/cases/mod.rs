@@ -6,7 +6,6 @@
 mod attention;
 mod delta_net;
 mod dtypes;
-mod embed;
 mod experts;
 mod linear;
 mod moe;
@@ -18,7 +17,7 @@ use super::case::{Case, Table};
 /// Every case, in a fixed order. Names are unique.
 pub fn cases() -> Vec<Case> {
     let mut table = Table::default();
-    embed::add(&mut table);
+    linear::add_embed(&mut table);
     norm::add(&mut table);
     linear::add(&mut table);
     attention::add(&mut table);

@@ -1,40 +1,27 @@
 //! Cases of mixtures of experts: counts of experts on both sides of a power of two, from one up to the most; ties, biases and
 //! sigmoids; experts that a bank does not hold; banks in segments.
 
-use super::dtypes::{has_halves, overlays, runnable, segment_bytes};
-use super::experts::{Bank, Build, Moe, Part, Weights};
+use super::dtypes::{runnable, segment_bytes, special};
+use super::experts::{Bank, Moe, Part, Weights};
 use crate::dtype::Dtype;
-use crate::error::Result;
-use crate::op::{
-    Kernel, moe_combine, moe_count, moe_down, moe_glu, moe_lists, moe_matmul, moe_matmul_glu, moe_matmul_up,
-    moe_matvec, moe_route,
-};
-use crate::parity::case::Table;
+use crate::error::{Result, bail};
+use crate::op::Kernel;
+use crate::parity::case::{Table, flags};
 use crate::parity::maker::Maker;
-use crate::parity::random::{Random, Values, operands, padded};
+use crate::parity::random::{Random, operands, padded};
 
-const fn part(kernel: Kernel, suffix: &'static str, weights: Weights, build: Build) -> Part {
-    Part {
-        kernel,
-        suffix,
-        weights,
-        build,
-    }
-}
-
-const GLU: Part = part(Kernel::MoeGlu, "", Weights::Pairs, glu);
-/// `moe_matvec` of gates, of products with gates, and of the shared expert's products.
-const GATES: Part = part(Kernel::MoeMatvec, "", Weights::Experts, matvec);
-const PRODUCTS: Part = part(Kernel::MoeMatvec, " gated", Weights::Experts, gated_matvec);
-const SHARED: Part = part(Kernel::MoeMatvec, " gated, shared", Weights::Shared, gated_matvec);
-const DOWN: Part = part(Kernel::MoeDown, "", Weights::Experts, down);
-const MATMUL_GLU: Part = part(Kernel::MoeMatmulGlu, "", Weights::Pairs, matmul_glu);
-const MATMUL_UP: Part = part(Kernel::MoeMatmulUp, "", Weights::Experts, matmul_up);
-const MATMUL: Part = part(Kernel::MoeMatmul, "", Weights::Experts, matmul);
-const ROUTE: Part = part(Kernel::MoeRoute, "", Weights::None, route);
-const COUNT: Part = part(Kernel::MoeCount, "", Weights::None, count);
-const LISTS: Part = part(Kernel::MoeLists, "", Weights::None, lists);
-const COMBINE: Part = part(Kernel::MoeCombine, "", Weights::None, combine);
+const GLU: Part = (Kernel::MoeGlu, Weights::Pairs);
+const GATES: Part = (Kernel::MoeMatvec, Weights::Experts);
+const PRODUCTS: Part = (Kernel::MoeMatvec, Weights::Gated);
+const SHARED: Part = (Kernel::MoeMatvec, Weights::Shared);
+const DOWN: Part = (Kernel::MoeDown, Weights::Experts);
+const MATMUL_GLU: Part = (Kernel::MoeMatmulGlu, Weights::Pairs);
+const MATMUL_UP: Part = (Kernel::MoeMatmulUp, Weights::Experts);
+const MATMUL: Part = (Kernel::MoeMatmul, Weights::Experts);
+const ROUTE: Part = (Kernel::MoeRoute, Weights::None);
+const COUNT: Part = (Kernel::MoeCount, Weights::None);
+const LISTS: Part = (Kernel::MoeLists, Weights::None);
+const COMBINE: Part = (Kernel::MoeCombine, Weights::None);
 
 const WITH_WEIGHTS: [Part; 8] = [GLU, GATES, PRODUCTS, SHARED, DOWN, MATMUL_GLU, MATMUL_UP, MATMUL];
 
@@ -68,11 +55,8 @@ fn add_types(table: &mut Table, part: Part, dtype: Dtype) {
     });
     add(" segments", &cut);
     add(" partial", &|moe| moe.partial = true);
-    for (what, overlay) in overlays(dtype) {
-        add(what, &|moe| moe.values = Values::with_overlay(overlay));
-    }
-    if has_halves(dtype) {
-        add(" subnormal", &|moe| moe.values = Values::SUBNORMAL);
+    for (what, values) in special(dtype) {
+        add(what, &|moe| moe.values = values);
     }
     if !dtype.needs_group_rows() {
         add("", &|moe| (moe.outputs, moe.cols) = (7, 36));
@@ -100,7 +84,7 @@ fn add_counts(table: &mut Table, experts: usize, top_k: usize) {
                 (moe.outputs, moe.cols) = (2, 32);
                 (moe.sigmoid, moe.renormalise) = (flags & 1 != 0, flags & 2 != 0);
                 (moe.biased, moe.ties) = (flags & 4 != 0, flags & 8 != 0);
-                moe.tokens = vec![if part.weights == Weights::None { 9 } else { 2 }];
+                moe.tokens = vec![if part.1 == Weights::None { 9 } else { 2 }];
             });
         }
     }
@@ -108,7 +92,7 @@ fn add_counts(table: &mut Table, experts: usize, top_k: usize) {
 
 /// Cuts the weights into at least two segments: room for 8 rows of all parts, and half as much again for types whose rows vary.
 fn cut(moe: &mut Moe) {
-    let parts = match moe.part.weights {
+    let parts = match moe.part.1 {
         Weights::Shared => 1,
         Weights::Pairs => 2 * moe.experts,
         _ => moe.experts,
@@ -125,94 +109,65 @@ fn cut(moe: &mut Moe) {
 fn add_case(table: &mut Table, what: &str, part: Part, dtype: Dtype, change: impl FnOnce(&mut Moe)) {
     let mut moe = Moe::plain(part, dtype);
     change(&mut moe);
-    let mut name = part.kernel.spec().name.to_string();
-    if part.weights != Weights::None {
+    let (kernel, weights) = part;
+    let mut name = kernel.spec().name.to_string();
+    if weights != Weights::None {
         name += &format!(".{} {}x{}", dtype.name(), moe.outputs, moe.cols);
     }
     name += &format!(" {} of {}", moe.top_k, moe.experts);
-    for (is_set, flag) in [
+    name += &flags([
         (moe.sigmoid, " sigmoid"),
         (moe.renormalise, " renormalised"),
         (moe.biased, " biased"),
         (moe.ties, " ties"),
         (moe.gelu, " gelu"),
-    ] {
-        name += if is_set { flag } else { "" };
+        (is_gated(weights), " gated"),
+        (weights == Weights::Shared, ", shared"),
+    ]);
+    table.add(name + what, move |maker| build(&Bank::new(&moe, maker)?, maker));
+}
+
+/// Whether products are multiplied with gates.
+fn is_gated(weights: Weights) -> bool {
+    matches!(weights, Weights::Gated | Weights::Shared)
+}
+
+fn build(bank: &Bank, maker: &mut Maker) -> Result<()> {
+    match bank.spec.part.0 {
+        Kernel::MoeGlu => glu(bank, maker),
+        Kernel::MoeMatvec => matvec(bank, maker),
+        Kernel::MoeDown => down(bank, maker),
+        Kernel::MoeMatmulGlu | Kernel::MoeMatmulUp | Kernel::MoeMatmul => matmul(bank, maker),
+        Kernel::MoeRoute => route(bank, maker),
+        Kernel::MoeCount => count(bank, maker),
+        Kernel::MoeLists => lists(bank, maker),
+        Kernel::MoeCombine => combine(bank, maker),
+        other => bail!(Internal, "{} is not of a mixture of experts", other.spec().name),
     }
-    name = name + part.suffix + what;
-    table.add(name, move |maker| {
-        let bank = Bank::new(&moe, maker)?;
-        (part.build)(&bank, maker)
-    });
 }
 
 fn glu(bank: &Bank, maker: &mut Maker) -> Result<()> {
-    let (spec, most, width) = (bank.spec, bank.most(), bank.width());
-    let routes_at = bank.choosing(maker);
-    let shared_stride = bank.shared.next_multiple_of(32);
-    let y_at = shared_stride * most;
-    let y = maker.rows_after("y", y_at, spec.top_k * width, most);
-    maker.more_rows(y, 0, shared_stride);
-    let (shared, placed) = (bank.shared as u32, bank.placed as u32);
-    bank.steps(maker, |rows, row0| moe_glu::Params {
-        rows,
-        groups: bank.groups() as u32,
-        outputs: (rows - 2 * shared) / (2 * placed),
-        placed,
-        shared_outputs: shared,
-        first_shared: spec.top_k as u32,
-        row0,
-        y_at: y_at as u32,
-        y_stride: width as u32,
-        shared_stride: shared_stride as u32,
-        stride: bank.logits_len() as u32,
-        routes_at,
-        square_vectors: spec.cols.div_ceil(16) as u32,
-        inv_cols: 1.0 / spec.cols as f32,
-        eps: 1e-2,
-        gelu: u32::from(spec.gelu),
-    })?;
+    let (most, width) = (bank.most(), bank.width());
+    bank.choosing(maker);
+    let y_at = bank.shared_stride() * most;
+    let y = maker.rows_after("y", y_at, bank.spec.top_k * width, most);
+    maker.more_rows(y, 0, bank.shared_stride());
+    bank.steps(maker, &[("y_at", y_at), ("y_stride", width)])?;
     bank.rounds(maker, |random, tokens| bank.choosing_inputs(random, tokens))
 }
 
 fn matvec(bank: &Bank, maker: &mut Maker) -> Result<()> {
-    matvec_case(bank, maker, false)
-}
-
-fn gated_matvec(bank: &Bank, maker: &mut Maker) -> Result<()> {
-    matvec_case(bank, maker, true)
-}
-
-fn matvec_case(bank: &Bank, maker: &mut Maker, gated: bool) -> Result<()> {
-    let (spec, width) = (bank.spec, bank.width());
-    let routes_at = bank.choosing(maker);
-    // The experts in the weights, and the slots of a token.
-    let (placed, slots) = match spec.part.weights {
-        Weights::Shared => (1, 0),
-        _ => (bank.placed, spec.top_k),
-    };
+    let (spec, width, weights) = (bank.spec, bank.width(), bank.spec.part.1);
+    bank.choosing(maker);
+    let top_k = if weights == Weights::Shared { 0 } else { spec.top_k };
     let y_at = 64;
-    maker.rows_after("y", y_at, slots.max(1) * width, bank.most());
-    bank.steps(maker, |rows, row0| moe_matvec::Params {
-        rows,
-        groups: bank.groups() as u32,
-        outputs: rows / placed as u32,
-        top_k: slots as u32,
-        row0,
-        y_at: (y_at / 4) as u32,
-        y_stride: (width / 4) as u32,
-        stride: bank.logits_len() as u32,
-        routes_at,
-        square_vectors: spec.cols.div_ceil(16) as u32,
-        inv_cols: 1.0 / spec.cols as f32,
-        eps: 1e-2,
-        gated: u32::from(gated),
-        gelu: u32::from(spec.gelu),
-    })?;
+    maker.rows_after("y", y_at, top_k.max(1) * width, bank.most());
+    let gated = usize::from(is_gated(weights));
+    bank.steps(maker, &[("y_at", y_at / 4), ("top_k", top_k), ("gated", gated)])?;
     bank.rounds(maker, |random, tokens| {
         let mut inputs = bank.choosing_inputs(random, tokens);
         let mut gates = vec![0; y_at];
-        gates.extend(padded(random, tokens as usize * slots.max(1), spec.outputs, width, 4.0));
+        gates.extend(padded(random, tokens as usize * top_k.max(1), spec.outputs, width, 4.0));
         inputs.push(("y", gates));
         inputs
     })
@@ -227,17 +182,7 @@ fn down(bank: &Bank, maker: &mut Maker) -> Result<()> {
     maker.rows("h", len, most);
     maker.rows("x_scaled", len, most);
     maker.rows("squares", (len / 4).next_multiple_of(32), most);
-    bank.steps(maker, |rows, row0| moe_down::Params {
-        rows,
-        groups: groups as u32,
-        inv_groups: 1.0 / groups as f32,
-        outputs: rows / bank.placed as u32,
-        row0,
-        top_k: spec.top_k as u32,
-        x_at: x_at as u32,
-        routes_at: routes_at as u32,
-        y_stride: (len / 4) as u32,
-    })?;
+    bank.steps(maker, &[("x_at", x_at), ("routes_at", routes_at)])?;
     bank.rounds(maker, |random, tokens| {
         let n = tokens as usize;
         let mut routes = vec![0; routes_at];
@@ -254,115 +199,64 @@ fn down(bank: &Bank, maker: &mut Maker) -> Result<()> {
     })
 }
 
+/// The products with tiles of tokens.
+fn matmul(bank: &Bank, maker: &mut Maker) -> Result<()> {
+    let (spec, width, row) = (bank.spec, bank.width(), bank.groups() * 32);
+    let kernel = spec.part.0;
+    let entries = bank.most() * spec.top_k;
+    // The entries of a token share its activations, except those of down projections.
+    let x_entries = if kernel == Kernel::MoeMatmul { 1 } else { spec.top_k };
+    maker.buffer("lists", bank.lists_len());
+    maker.buffer("x", row * entries / x_entries);
+    maker.buffer("y", width * entries);
+    bank.steps(maker, &[("x_entries", x_entries)])?;
+    bank.rounds(maker, |random, tokens| {
+        let entries = tokens as usize * spec.top_k;
+        let mut inputs = vec![
+            ("experts", bank.table(random)),
+            ("lists", bank.lists(random, tokens)),
+            ("x", operands(random, entries / x_entries, spec.cols, row)),
+        ];
+        if kernel == Kernel::MoeMatmulUp {
+            inputs.push(("y", padded(random, entries, spec.outputs, width, 4.0)));
+        }
+        inputs
+    })
+}
+
 fn route(bank: &Bank, maker: &mut Maker) -> Result<()> {
-    let (spec, most, stride) = (bank.spec, bank.most(), bank.logits_len());
-    maker.rows("router", stride, most);
-    maker.rows("routes", 2 * (spec.top_k + 1), most);
-    maker.step(moe_route::Params {
-        stride: stride as u32,
-        shared_expert: u32::from(spec.shared != 0),
-    })?;
+    let most = bank.most();
+    maker.rows("router", bank.logits_len(), most);
+    maker.rows("routes", 2 * (bank.spec.top_k + 1), most);
+    bank.steps(maker, &[])?;
     bank.rounds(maker, |random, tokens| {
         vec![("experts", bank.table(random)), ("router", bank.logits(random, tokens))]
     })
 }
 
 fn count(bank: &Bank, maker: &mut Maker) -> Result<()> {
-    let (spec, stride) = (bank.spec, bank.logits_len());
-    maker.rows("router", stride, bank.most());
-    maker.buffer("counts", spec.experts);
-    maker.step(moe_count::Params { stride: stride as u32 })?;
+    let experts = bank.spec.experts;
+    maker.rows("router", bank.logits_len(), bank.most());
+    maker.buffer("counts", experts);
+    bank.steps(maker, &[])?;
     bank.rounds(maker, |random, tokens| {
-        let mut inputs = vec![("experts", bank.table(random)), ("router", bank.logits(random, tokens))];
         // Counts of earlier runs.
-        inputs.push(("counts", (0..spec.experts as u32).map(|expert| expert % 5).collect()));
-        inputs
+        let counts = (0..experts as u32).map(|expert| expert % 5).collect();
+        vec![
+            ("experts", bank.table(random)),
+            ("router", bank.logits(random, tokens)),
+            ("counts", counts),
+        ]
     })
 }
 
 fn lists(bank: &Bank, maker: &mut Maker) -> Result<()> {
     maker.buffer("routes", 2 * (bank.spec.top_k + 1) * bank.most());
     maker.buffer("lists", bank.lists_len());
-    let tiles = bank.tiles() as u32;
-    maker.step(moe_lists::Params { tiles })?;
+    bank.steps(maker, &[])?;
     bank.rounds(maker, |random, tokens| {
         vec![("experts", bank.table(random)), ("routes", bank.routes(random, tokens))]
     })
-}
-
-/// Makes the operands of a product with tiles of tokens, of which `x_entries` entries share a token's activations.
-fn tiled_operands(bank: &Bank, maker: &mut Maker, x_entries: usize) {
-    let entries = bank.most() * bank.spec.top_k;
-    maker.buffer("lists", bank.lists_len());
-    maker.buffer("x", bank.groups() * 32 * entries / x_entries);
-    maker.buffer("y", bank.width() * entries);
-}
-
-fn tiled_inputs(bank: &Bank, random: &mut Random, tokens: u32, x_entries: usize) -> Vec<(&'static str, Vec<u32>)> {
-    let (spec, row) = (bank.spec, bank.groups() * 32);
-    vec![
-        ("experts", bank.table(random)),
-        ("lists", bank.lists(random, tokens)),
-        (
-            "x",
-            operands(random, tokens as usize * spec.top_k / x_entries, spec.cols, row),
-        ),
-    ]
-}
-
-fn matmul_glu(bank: &Bank, maker: &mut Maker) -> Result<()> {
-    let top_k = bank.spec.top_k;
-    tiled_operands(bank, maker, top_k);
-    let (shared, placed) = (bank.shared as u32, bank.placed as u32);
-    bank.steps(maker, |rows, row0| moe_matmul_glu::Params {
-        rows,
-        groups: bank.groups() as u32,
-        outputs: (rows - 2 * shared) / (2 * placed),
-        placed,
-        shared_outputs: shared,
-        row0,
-        y_stride: (bank.width() / 4) as u32,
-        x_entries: top_k as u32,
-        tiles: bank.tiles() as u32,
-        gelu: u32::from(bank.spec.gelu),
-    })?;
-    bank.rounds(maker, |random, tokens| tiled_inputs(bank, random, tokens, top_k))
-}
-
-fn matmul_up(bank: &Bank, maker: &mut Maker) -> Result<()> {
-    let (spec, top_k) = (bank.spec, bank.spec.top_k);
-    tiled_operands(bank, maker, top_k);
-    bank.steps(maker, |rows, row0| moe_matmul_up::Params {
-        rows,
-        groups: bank.groups() as u32,
-        outputs: rows / bank.placed as u32,
-        row0,
-        y_stride: (bank.width() / 4) as u32,
-        x_entries: top_k as u32,
-        tiles: bank.tiles() as u32,
-        gelu: u32::from(spec.gelu),
-    })?;
-    bank.rounds(maker, |random, tokens| {
-        let mut inputs = tiled_inputs(bank, random, tokens, top_k);
-        let gates = padded(random, tokens as usize * top_k, spec.outputs, bank.width(), 4.0);
-        inputs.push(("y", gates));
-        inputs
-    })
-}
-
-fn matmul(bank: &Bank, maker: &mut Maker) -> Result<()> {
-    tiled_operands(bank, maker, 1);
-    bank.steps(maker, |rows, row0| moe_matmul::Params {
-        rows,
-        groups: bank.groups() as u32,
-        outputs: rows / bank.placed as u32,
-        row0,
-        y_stride: (bank.width() / 4) as u32,
-        x_entries: 1,
-        top_k: bank.spec.top_k as u32,
-        tiles: bank.tiles() as u32,
-    })?;
-    bank.rounds(maker, |random, tokens| tiled_inputs(bank, random, tokens, 1))
 }
 
 fn combine(bank: &Bank, maker: &mut Maker) -> Result<()> {
@@ -371,10 +265,7 @@ fn combine(bank: &Bank, maker: &mut Maker) -> Result<()> {
     maker.rows("expert_y", len * spec.top_k, most);
     maker.rows("shared_y", len, most);
     maker.rows("h", len, most);
-    maker.step(moe_combine::Params {
-        vectors: (len / 4) as u32,
-        top_k: spec.top_k as u32,
-    })?;
+    bank.steps(maker, &[])?;
     bank.rounds(maker, |random, tokens| {
         let count = tokens as usize * len;
         let mut inputs = vec![

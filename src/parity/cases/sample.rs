@@ -2,10 +2,10 @@
 //! and the beginning of speculative steps. The sequences are in both of two slots; the state of the other slot is unset.
 
 use crate::error::Result;
-use crate::op::{MAX_WIDTH, SlotState, Token, batch_len, batch_words, draft, sample, speculate_begin};
+use crate::op::{MAX_WIDTH, SlotState, batch_len, batch_words, draft, sample, speculate_begin};
 use crate::parity::case::Table;
 use crate::parity::judge::UNSET;
-use crate::parity::maker::Maker;
+use crate::parity::maker::{Maker, token};
 use crate::parity::random::{Random, words};
 use crate::sampling::{Choice, SEEN_IN_PROMPT, SETTINGS_WORDS, Sampling, choose};
 
@@ -22,15 +22,8 @@ enum Logits {
     Broken,
 }
 
-#[derive(Clone, Copy)]
-struct Sample {
-    vocab: u32,
-    logits: Logits,
-    /// Draws for each setting.
-    draws: u32,
-}
-
 pub fn add(table: &mut Table) {
+    // Tokens of the vocabulary, draws for each setting.
     for (vocab, draws) in [(1, 1), (5, 3), (255, 3), (257, 3), (1000, 10), (49_155, 1)] {
         for (logits, what) in [
             (Logits::Spread, "spread"),
@@ -43,8 +36,9 @@ pub fn add(table: &mut Table) {
                     draft_case(maker, vocab, logits)
                 });
             }
-            let spec = Sample { vocab, logits, draws };
-            table.add(format!("sample {vocab} {what}"), move |maker| spec.build(maker));
+            table.add(format!("sample {vocab} {what}"), move |maker| {
+                sample_case(maker, vocab as usize, logits, draws)
+            });
         }
     }
     for depth in [1, 3, 7] {
@@ -95,100 +89,96 @@ fn settings() -> [Sampling; 13] {
     ]
 }
 
-impl Sample {
-    fn build(&self, maker: &mut Maker) -> Result<()> {
-        let vocab = self.vocab as usize;
-        let stride = vocab.next_multiple_of(32);
-        maker.buffer("settings", SETTINGS_WORDS);
-        maker.buffer("logits", stride * MAX_WIDTH as usize);
-        maker.buffer("slots", SLOTS_WORDS);
-        maker.buffer("seen", vocab);
-        maker.step(sample::Params {
-            vocab: self.vocab,
-            stride: stride as u32,
-        })?;
-        for (number, sampling) in settings().iter().enumerate() {
-            for draw in 0..self.draws {
-                self.round(maker, sampling, draw, (number as u32 + draw) % 2)?;
-            }
+fn sample_case(maker: &mut Maker, vocab: usize, kind: Logits, draws: u32) -> Result<()> {
+    let stride = vocab.next_multiple_of(32);
+    maker.buffer("settings", SETTINGS_WORDS);
+    maker.buffer("logits", stride * MAX_WIDTH as usize);
+    maker.buffer("slots", SLOTS_WORDS);
+    maker.buffer("seen", vocab);
+    maker.step(sample::Params {
+        vocab: vocab as u32,
+        stride: stride as u32,
+    })?;
+    for (number, sampling) in settings().iter().enumerate() {
+        for draw in 0..draws {
+            sample_round(maker, vocab, kind, sampling, [draw, (number as u32 + draw) % 2])?;
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    fn round(&self, maker: &mut Maker, sampling: &Sampling, draw: u32, slot: u32) -> Result<()> {
-        let vocab = self.vocab as usize;
-        let stride = vocab.next_multiple_of(32);
-        let count = 1 + draw % MAX_WIDTH;
-        let mut values = Vec::new();
-        for _ in 0..count {
-            values.extend(logits(&mut maker.random, self.logits, vocab));
-            values.resize(values.len().next_multiple_of(stride), 0.0);
-        }
-        if self.logits == Logits::Broken {
-            // Of the last token, so that a token is sampled after each of the others.
-            let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-            let last = (count as usize - 1) * stride;
-            values[last + (maker.random.bits() % vocab as u64) as usize] = bad[draw as usize % 3];
-        }
-        let stops = match draw % 3 {
-            // For a small vocabulary every token is a stop token, the last one of the list included.
-            0 => (0..16).collect(),
-            1 => vec![(maker.random.bits() % vocab as u64) as u32],
-            _ => Vec::new(),
-        };
-        let seed = maker.random.bits();
-        let sampling = Sampling {
-            seed,
-            ..sampling.clone()
-        };
-        // Most tokens are new, some are in the prompt, some were sampled up to three times.
-        let marks = |bits: u64| match bits % 8 {
-            0 => SEEN_IN_PROMPT,
-            1 => SEEN_IN_PROMPT | ((bits >> 8) as u32 % 4),
-            2 => (bits >> 8) as u32 % 4,
-            _ => 0,
-        };
-        let seen: Vec<u32> = (0..vocab).map(|_| marks(maker.random.bits())).collect();
-        let position = (maker.random.bits() % 5000) as u32;
-        // One round in four comes after the end of an answer, where nothing changes.
-        let state = SlotState {
-            step: draw,
-            stop: u32::from(draw % 4 == 3),
-            count: 9,
-            drafted: 9,
-            last: 9,
-            ..SlotState::default()
-        };
-        // Most drafts are the tokens that will be sampled.
-        let settings = sampling.words(&stops)?;
-        let mut counted = seen.clone();
-        let mut tokens: Vec<Token> = (position..position + count)
-            .map(|position| Token {
-                id: 3,
-                slot,
-                position,
-                ..Token::default()
-            })
-            .collect();
-        for t in 0..count as usize {
-            let logits = &values[t * stride..][..vocab];
-            if let Choice::Token(token) = choose(logits, &settings, &counted, tokens[t].position + 1)
-                && !maker.random.bits().is_multiple_of(8)
-                && let Some(next) = tokens.get_mut(t + 1)
-            {
-                next.id = token;
-                counted[token as usize] += u32::from(sampling.penalises());
-            }
-        }
-        let inputs = vec![
-            ("settings", settings),
-            ("logits", words(&values)),
-            ("seen", seen),
-            ("slots", slot_words(slot, &state)),
-        ];
-        let name = format!("{sampling:?} at position {position} of slot {slot}");
-        maker.named_round(name, tokens, inputs)
+fn sample_round(
+    maker: &mut Maker,
+    vocab: usize,
+    kind: Logits,
+    sampling: &Sampling,
+    [draw, slot]: [u32; 2],
+) -> Result<()> {
+    let stride = vocab.next_multiple_of(32);
+    let count = 1 + draw % MAX_WIDTH;
+    let mut values = Vec::new();
+    for _ in 0..count {
+        values.extend(logits(&mut maker.random, kind, vocab));
+        values.resize(values.len().next_multiple_of(stride), 0.0);
     }
+    if kind == Logits::Broken {
+        // Of the last token, so that a token is sampled after each of the others.
+        let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        let last = (count as usize - 1) * stride;
+        values[last + (maker.random.bits() % vocab as u64) as usize] = bad[draw as usize % 3];
+    }
+    let stops = match draw % 3 {
+        // For a small vocabulary every token is a stop token, the last one of the list included.
+        0 => (0..16).collect(),
+        1 => vec![(maker.random.bits() % vocab as u64) as u32],
+        _ => Vec::new(),
+    };
+    let seed = maker.random.bits();
+    let sampling = Sampling {
+        seed,
+        ..sampling.clone()
+    };
+    // Most tokens are new, some are in the prompt, some were sampled up to three times.
+    let marks = |bits: u64| match bits % 8 {
+        0 => SEEN_IN_PROMPT,
+        1 => SEEN_IN_PROMPT | ((bits >> 8) as u32 % 4),
+        2 => (bits >> 8) as u32 % 4,
+        _ => 0,
+    };
+    let seen: Vec<u32> = (0..vocab).map(|_| marks(maker.random.bits())).collect();
+    let position = (maker.random.bits() % 5000) as u32;
+    // One round in four comes after the end of an answer, where nothing changes.
+    let state = SlotState {
+        step: draw,
+        stop: u32::from(draw % 4 == 3),
+        count: 9,
+        drafted: 9,
+        last: 9,
+        ..SlotState::default()
+    };
+    // Most drafts are the tokens that will be sampled.
+    let settings = sampling.words(&stops)?;
+    let mut counted = seen.clone();
+    let positions = position..position + count;
+    let mut tokens: Vec<_> = positions.map(|position| token(3, slot, position)).collect();
+    for t in 0..count as usize {
+        let logits = &values[t * stride..][..vocab];
+        if let Choice::Token(id) = choose(logits, &settings, &counted, tokens[t].position + 1)
+            && !maker.random.bits().is_multiple_of(8)
+            && let Some(next) = tokens.get_mut(t + 1)
+        {
+            next.id = id;
+            counted[id as usize] += u32::from(sampling.penalises());
+        }
+    }
+    let inputs = vec![
+        ("settings", settings),
+        ("logits", words(&values)),
+        ("seen", seen),
+        ("slots", slot_words(slot, &state)),
+    ];
+    let name = format!("{sampling:?} at position {position} of slot {slot}");
+    maker.named_round(name, tokens, inputs)
 }
 
 /// The draft head's choice: in a speculative step, before its last position, and after it.
@@ -198,12 +188,7 @@ fn draft_case(maker: &mut Maker, vocab: u32, kind: Logits) -> Result<()> {
     maker.buffer("slots", SLOTS_WORDS);
     maker.step(draft::Params { vocab, number: 3 })?;
     for (slot, count, position, last) in [(0, 1, 20, 30), (1, 1, 28, 30), (0, 1, 29, 30), (1, 0, 28, 30)] {
-        let at = |position| Token {
-            id: 5,
-            slot,
-            position,
-            ..Token::default()
-        };
+        let at = |position| token(5, slot, position);
         let mut drafting = batch_words(&[at(position)]);
         drafting[0] = count;
         let state = SlotState {
@@ -242,14 +227,12 @@ fn speculate_begin_case(maker: &mut Maker, depth: u32) -> Result<()> {
             last,
             ..SlotState::default()
         };
-        let token = Token {
-            id: 7,
-            slot,
-            position,
-            ..Token::default()
-        };
         let name = format!("position {position} of slot {slot}, {state:?}");
-        maker.named_round(name, vec![token], vec![("slots", slot_words(slot, &state))])?;
+        maker.named_round(
+            name,
+            vec![token(7, slot, position)],
+            vec![("slots", slot_words(slot, &state))],
+        )?;
     }
     Ok(())
 }
