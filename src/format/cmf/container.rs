@@ -94,7 +94,7 @@ impl CmfContainer {
 
     /// The `tokenizer.json` of the model, verbatim.
     pub fn tokenizer_json(&self) -> Option<&[u8]> {
-        self.main().section(self.main().envelope.vocab)
+        self.main().unchecked_sections().vocab
     }
 
     /// The optional sections, verbatim, checked against their checksums so that a copy never hides damage.
@@ -135,12 +135,12 @@ impl CmfContainer {
 
     /// The raw masks section.
     pub fn masks_section(&self) -> Option<&[u8]> {
-        self.main().section(self.main().envelope.masks)
+        self.main().unchecked_sections().masks
     }
 
     /// The raw sparse index section.
     pub fn index_section(&self) -> Option<&[u8]> {
-        self.main().section(self.main().envelope.index)
+        self.main().unchecked_sections().index
     }
 
     /// Whether masks have a row for every loop of every layer, instead of one per layer.

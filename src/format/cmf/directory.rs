@@ -45,6 +45,19 @@ impl Entry {
             payload: Payload::default(),
         }
     }
+
+    /// Errors: `Parse` for a payload of a length that type and shape do not allow.
+    pub fn check_length(&self, payload: &[u8]) -> Result<()> {
+        let TensorInfo { name, dtype, shape, .. } = &self.info;
+        let checked = dtype.check_length(shape, payload);
+        checked.map_err(|err| err.context(format_args!("tensor '{name}'")))
+    }
+
+    /// Notes where the payload is, in the only file.
+    pub fn place(&mut self, offset: u64, nbytes: u64, hash: u64) {
+        self.info.nbytes = nbytes;
+        self.payload = Payload { shard: 0, offset, hash };
+    }
 }
 
 /// Reads and checks the whole directory of a file.

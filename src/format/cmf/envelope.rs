@@ -3,6 +3,7 @@
 //! The field `flags` is reserved and ignored: a feature bit marks everything that changes the meaning of a file. Bytes
 //! outside all sections are allowed, because appending leaves such bytes.
 
+use super::sections::PerSection;
 use crate::error::{Result, bail};
 use crate::format::bytes;
 
@@ -64,9 +65,7 @@ pub(super) struct Envelope {
     pub header: Span,
     pub directory: Span,
     pub data: Span,
-    pub masks: Option<Span>,
-    pub vocab: Option<Span>,
-    pub index: Option<Span>,
+    pub sections: PerSection<Span>,
     pub header_hash: Option<u64>,
     pub directory_hash: Option<u64>,
 }
@@ -147,9 +146,11 @@ impl Envelope {
             } else {
                 section(0x30, "weight blob")?
             },
-            masks: optional(0x40, "masks")?,
-            vocab: optional(0x50, "vocab")?,
-            index: optional(0x60, "index")?,
+            sections: PerSection {
+                masks: optional(0x40, "masks")?,
+                vocab: optional(0x50, "vocab")?,
+                index: optional(0x60, "index")?,
+            },
             header_hash: hash(0x70),
             directory_hash: hash(0x78),
         };
@@ -159,7 +160,7 @@ impl Envelope {
 
     fn check_features(&self) -> Result<()> {
         let has = |bit| self.features & bit != 0;
-        match &self.masks {
+        match &self.sections.masks {
             Some(span) if !has(BINARY_MASKS) => {
                 bail!(
                     Parse,
@@ -181,15 +182,9 @@ impl Envelope {
         put(0x04, &VERSION.to_le_bytes());
         put(0x0C, &self.features.to_le_bytes());
         let absent = Span::default();
-        let spans = [
-            &self.header,
-            &self.directory,
-            &self.data,
-            self.masks.as_ref().unwrap_or(&absent),
-            self.vocab.as_ref().unwrap_or(&absent),
-            self.index.as_ref().unwrap_or(&absent),
-        ];
-        for (i, span) in spans.into_iter().enumerate() {
+        let optional = self.sections.in_order().map(|span| span.unwrap_or(&absent));
+        let spans = [&self.header, &self.directory, &self.data].into_iter().chain(optional);
+        for (i, span) in spans.enumerate() {
             put(0x10 + 16 * i, &span.off.to_le_bytes());
             put(0x18 + 16 * i, &span.len.to_le_bytes());
         }

@@ -45,7 +45,12 @@ impl Head {
     ///
     /// Errors: `Parse` for a header that opening would refuse; `Usage` for an empty section.
     pub fn new(header: Map<String, Value>, entries: &[Entry], sections: Sections) -> Result<Head> {
-        if sections.in_order().into_iter().flatten().any(<[u8]>::is_empty) {
+        if sections
+            .in_order()
+            .into_iter()
+            .flatten()
+            .any(|section| section.is_empty())
+        {
             bail!(Usage, "empty sections cannot be written");
         }
         let header = complete(header, sections);
@@ -99,7 +104,7 @@ impl Head {
             );
         }
         let mut end = data.off + data.len;
-        let [masks, vocab, index] = sections.in_order().map(|section| {
+        let spans = sections.in_order().map(|section| {
             let span = Span {
                 off: end,
                 len: section?.len() as u64,
@@ -118,9 +123,7 @@ impl Head {
                 len: directory.len() as u64,
             },
             data,
-            masks,
-            vocab,
-            index,
+            sections: spans.into(),
             header_hash: Some(hash64(&self.header)),
             directory_hash: Some(hash64(&directory)),
         };
@@ -149,13 +152,8 @@ fn complete(header: Map<String, Value>, sections: Sections) -> Map<String, Value
     complete.insert("version".into(), 2.into());
     let ours = ["format", "version", "section_hashes"];
     complete.extend(header.into_iter().filter(|(key, _)| !ours.contains(&key.as_str())));
-    let named = [
-        ("masks", sections.masks),
-        ("vocab", sections.vocab),
-        ("index", sections.index),
-    ];
+    let named = Sections::NAMES.into_iter().zip(sections.in_order());
     let hashes: Map<String, Value> = named
-        .into_iter()
         .filter_map(|(name, bytes)| Some((name.to_owned(), format!("{:016x}", hash64(bytes?)).into())))
         .collect();
     if !hashes.is_empty() {

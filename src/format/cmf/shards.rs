@@ -110,11 +110,11 @@ fn check_same_model(first: &CmfFile, file: &CmfFile) -> Result<()> {
 
 /// Refuses a shard other than the first that has sections or skills of the whole model.
 fn check_bare(file: &CmfFile) -> Result<()> {
-    let envelope = &file.envelope;
+    let sections = &file.envelope.sections;
     let extra = [
-        ("a masks section", envelope.masks.is_some()),
-        ("a tokenizer section", envelope.vocab.is_some()),
-        ("an index section", envelope.index.is_some()),
+        ("a masks section", sections.masks.is_some()),
+        ("a tokenizer section", sections.vocab.is_some()),
+        ("an index section", sections.index.is_some()),
         ("skills", !file.header.skills.is_empty()),
     ];
     if let Some((what, _)) = extra.iter().find(|(_, there)| *there) {

@@ -86,17 +86,12 @@ fn sections(file: &CmfFile, report: &mut VerifyReport) {
         return;
     }
     let envelope = &file.envelope;
-    let hashes = &file.header.section_hashes;
-    let all = [
-        ("header", Some(envelope.header), envelope.header_hash),
-        ("directory", Some(envelope.directory), envelope.directory_hash),
-        ("masks", envelope.masks, hashes.masks),
-        ("vocab", envelope.vocab, hashes.vocab),
-        ("index", envelope.index, hashes.index),
+    let always = [
+        ("header", envelope.header, envelope.header_hash),
+        ("directory", envelope.directory, envelope.directory_hash),
     ];
-    for (name, span, stored) in all {
-        // Checksums of absent sections are ignored: other writers leave stale ones.
-        let Some(span) = span else { continue };
+    // Checksums of absent sections are ignored: other writers leave stale ones.
+    for (name, span, stored) in always.into_iter().chain(file.section_spans()) {
         if stored.is_none() {
             report.notes.push(format!("{path}: no {name} hash"));
         }
