@@ -32,7 +32,7 @@ pub use container::CmfContainer;
 pub use directory::Payload;
 pub use header::{Header, Shard, TokenizerConfig};
 pub use index::IndexEntry;
-pub use masks::{Mask, MaskShape, Masks, NO_TASK};
+pub use masks::{Mask, MaskAxis, MaskShape, Masks, NO_TASK};
 pub use sections::{PerSection, Sections};
 pub use shards::{base_name, shard_path};
 pub use skills::{Selection, Skill, check_id, check_new_id};
