@@ -5,17 +5,17 @@
 
 mod clock;
 mod harden;
-mod json;
 mod lexer;
 mod python;
-mod repr;
 mod scan;
+mod write;
 
 use crate::error::{Error, Kind, Result, bail};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value as JinjaValue;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::fmt;
 use std::time::SystemTime;
 
@@ -162,8 +162,7 @@ impl ChatTemplate {
             "strftime_now".into(),
             JinjaValue::from_function(move |state: &minijinja::State, format: &str| {
                 state.consume_fuel(format.len() as u64)?;
-                clock::strftime(format, now)
-                    .map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {why}")))
+                clock::strftime(format, now).map_err(|why| invalid(format!("strftime_now: {why}")))
             }),
         ));
 
@@ -193,22 +192,26 @@ fn environment() -> Result<Environment<'static>> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
     python::install(&mut environment);
-    repr::install(&mut environment);
     harden::install(&mut environment);
     environment.remove_global("debug");
     // Jinja has no such filters, and they can grow a value without limit.
     for filter in ["chain", "zip"] {
         environment.remove_filter(filter);
     }
-    environment.add_filter("tojson", json::tojson);
+    environment.add_filter("tojson", write::tojson);
     environment.add_function(
         "raise_exception",
         |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
-            let raised = Raised(repr::text(state, message)?);
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
+            let raised = Raised(python::text(state, message)?);
+            Err(invalid("raise_exception").with_source(raised))
         },
     );
     Ok(environment)
+}
+
+/// An error of a filter, a method or a function.
+fn invalid(message: impl Into<Cow<'static, str>>) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, message)
 }
 
 /// Runs `work` in a thread whose stack is large enough for deep recursion.
