@@ -15,7 +15,6 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value as JinjaValue;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
-use std::borrow::Cow;
 use std::fmt;
 use std::time::SystemTime;
 
@@ -146,12 +145,10 @@ impl ChatTemplate {
             }
             variables.push((name.clone(), convert(value, 0, &mut size)?));
         }
-        let mut optional = |value: &Option<Value>| match value {
-            Some(value) => convert(value, 0, &mut size),
-            None => Ok(JinjaValue::from(())),
-        };
-        variables.push(("tools".into(), optional(&options.tools)?));
-        variables.push(("documents".into(), optional(&options.documents)?));
+        for (name, value) in [("tools", &options.tools), ("documents", &options.documents)] {
+            let value = value.as_ref().map(|value| convert(value, 0, &mut size)).transpose()?;
+            variables.push((name.into(), value.unwrap_or_else(|| JinjaValue::from(()))));
+        }
         variables.push(("messages".into(), JinjaValue::from(list)));
         variables.push((
             "add_generation_prompt".into(),
@@ -162,7 +159,7 @@ impl ChatTemplate {
             "strftime_now".into(),
             JinjaValue::from_function(move |state: &minijinja::State, format: &str| {
                 state.consume_fuel(format.len() as u64)?;
-                clock::strftime(format, now).map_err(|why| invalid(format!("strftime_now: {why}")))
+                clock::strftime(format, now).map_err(|why| write::invalid(format!("strftime_now: {why}")))
             }),
         ));
 
@@ -203,15 +200,10 @@ fn environment() -> Result<Environment<'static>> {
         "raise_exception",
         |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
             let raised = Raised(python::text(state, message)?);
-            Err(invalid("raise_exception").with_source(raised))
+            Err(write::invalid("raise_exception").with_source(raised))
         },
     );
     Ok(environment)
-}
-
-/// An error of a filter, a method or a function.
-fn invalid(message: impl Into<Cow<'static, str>>) -> minijinja::Error {
-    minijinja::Error::new(ErrorKind::InvalidOperation, message)
 }
 
 /// Runs `work` in a thread whose stack is large enough for deep recursion.
@@ -221,16 +213,11 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
             .name("chat template".into())
             .stack_size(STACK);
         match thread.spawn_scoped(scope, work) {
-            Ok(handle) => handle.join().unwrap_or_else(|_| {
-                Err(Error::new(
-                    Kind::Template,
-                    "the template engine panicked on this template",
-                ))
-            }),
-            Err(err) => Err(Error::new(
-                Kind::Io,
-                format!("starting a thread for the chat template failed: {err}"),
-            )),
+            Ok(handle) => match handle.join() {
+                Ok(result) => result,
+                Err(_) => bail!(Template, "the template engine panicked on this template"),
+            },
+            Err(err) => bail!(Io, "starting a thread for the chat template failed: {err}"),
         }
     })
 }
@@ -249,13 +236,8 @@ fn failure(err: &minijinja::Error) -> Error {
         (kind, Some(detail)) => format!("{kind}: {detail}"),
         (kind, None) => kind.to_string(),
     };
-    Error::new(
-        Kind::Template,
-        match err.line() {
-            Some(line) => format!("line {line}: {what}"),
-            None => what,
-        },
-    )
+    let line = err.line().map_or(String::new(), |line| format!("line {line}: "));
+    Error::new(Kind::Template, line + &what)
 }
 
 /// The message in the form that templates expect, see [`ChatTemplate::render`].

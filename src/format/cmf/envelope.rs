@@ -22,23 +22,24 @@ pub(super) const LOOP_MASKS: u32 = 1 << 5;
 pub(super) const SKILL_FILE: u32 = 1 << 6;
 const KNOWN: u32 = TENSOR_DIR | BINARY_MASKS | QUANT_2F | LOOP_MASKS | SKILL_FILE;
 
-/// Names of feature bits: those of the format, and those of newer writers.
-const FEATURE_NAMES: [(u32, &str); 15] = [
-    (0, "TENSOR_DIR"),
-    (1, "BINARY_MASKS"),
-    (2, "QUANT_2F"),
-    (3, "DELTA_MASKS"),
-    (4, "HOT_PACKS"),
-    (5, "LOOP_MASKS"),
-    (6, "SKILL_FILE"),
-    (7, "PRISM_HADAMARD"),
-    (8, "PRISM_AFFINE"),
-    (9, "SKILLS_V2"),
-    (10, "ROUTER_V2"),
-    (11, "DECISION"),
-    (12, "BOUNDED_STATE"),
-    (13, "GENOME"),
-    (15, "BLOCK_DIFFUSION"),
+/// Names of feature bits, from bit 0: those of the format, and those of newer writers.
+const FEATURE_NAMES: [&str; 16] = [
+    "TENSOR_DIR",
+    "BINARY_MASKS",
+    "QUANT_2F",
+    "DELTA_MASKS",
+    "HOT_PACKS",
+    "LOOP_MASKS",
+    "SKILL_FILE",
+    "PRISM_HADAMARD",
+    "PRISM_AFFINE",
+    "SKILLS_V2",
+    "ROUTER_V2",
+    "DECISION",
+    "BOUNDED_STATE",
+    "GENOME",
+    "unknown",
+    "BLOCK_DIFFUSION",
 ];
 
 /// A section: offset and length in bytes, from the start of the file.
@@ -195,14 +196,9 @@ impl Envelope {
 }
 
 fn names(features: u32) -> String {
-    let name = |bit: u32| {
-        FEATURE_NAMES
-            .iter()
-            .find(|(b, _)| *b == bit)
-            .map_or("unknown", |(_, name)| name)
-    };
     let bits = (0..32).filter(|bit| features >> bit & 1 == 1);
-    let list: Vec<String> = bits.map(|bit| format!("feature bit {bit} ({})", name(bit))).collect();
+    let name = |bit: usize| format!("feature bit {bit} ({})", FEATURE_NAMES.get(bit).unwrap_or(&"unknown"));
+    let list: Vec<String> = bits.map(name).collect();
     format!("{}, which this program does not support", list.join(", "))
 }
 

@@ -9,9 +9,9 @@
 //! `a ~ b` becomes `((a)|__text__) ~ ((b)|__text__)`, `[a]` becomes `(([a])|__stored__)`, `a * b` becomes
 //! `((a * b)|__stored__)`, and `set x = e` becomes `set x = ((e)|__stored__)`. A template cannot redefine a filter.
 
-use super::invalid;
 use super::lexer::Token;
 use super::python;
+use super::write::invalid;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, State};
 

@@ -3,8 +3,7 @@
 //!
 //! Adds methods that `minijinja-contrib` lacks, and replaces those whose results differ from Python's.
 
-use super::invalid;
-use super::write::repr;
+use super::write::{invalid, repr};
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, Output, State};
 use minijinja_contrib::pycompat;

@@ -2,9 +2,9 @@
 //!
 //! minijinja itself charges after a conversion, which is too late for a value that contains another one very often.
 
-use super::invalid;
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Error, State};
+use minijinja::{Error, ErrorKind, State};
+use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Deepest nesting of a value.
@@ -238,6 +238,11 @@ fn python_float(value: f64, json: bool) -> String {
         -4..16 => format!("{value:?}"),
         exponent => format!("{mantissa}e{exponent:+03}"),
     }
+}
+
+/// An error of a filter, a method or a function.
+pub(super) fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 #[cfg(test)]
