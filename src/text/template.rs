@@ -15,7 +15,6 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value as JinjaValue;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
-use std::fmt;
 use std::time::SystemTime;
 
 /// Name of the template in minijinja.
@@ -69,18 +68,6 @@ pub struct RenderOptions {
 pub struct ChatTemplate {
     environment: Environment<'static>,
 }
-
-/// The message of `raise_exception`, to distinguish it from errors of minijinja.
-#[derive(Debug)]
-struct Raised(String);
-
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
 
 impl ChatTemplate {
     /// Compiles `source`.
@@ -199,7 +186,7 @@ fn environment() -> Result<Environment<'static>> {
     environment.add_function(
         "raise_exception",
         |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
-            let raised = Raised(python::text(state, message)?);
+            let raised = Error::new(Kind::Template, python::text(state, message)?);
             Err(write::invalid("raise_exception").with_source(raised))
         },
     );
@@ -226,8 +213,9 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
 fn failure(err: &minijinja::Error) -> Error {
     let mut source = std::error::Error::source(err);
     while let Some(cause) = source {
-        if let Some(Raised(message)) = cause.downcast_ref() {
-            return Error::new(Kind::Template, message.clone());
+        // That of `raise_exception`, not an error of minijinja.
+        if let Some(raised) = cause.downcast_ref::<Error>() {
+            return raised.clone();
         }
         source = cause.source();
     }

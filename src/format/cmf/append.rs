@@ -152,12 +152,13 @@ impl<D: Disk> Appender<D> {
         let old = self.old.envelope.clone();
         let sections = self.old.sections()?;
         let index = sections.index.map(<[u8]>::to_vec);
-        let Head { header, features, .. } = Head::new(header, &self.entries, sections)?;
+        let loop_masks = old.features & LOOP_MASKS != 0;
+        let Head { header, features, .. } = Head::new(header, &self.entries, sections, loop_masks)?;
         let directory = directory::to_bytes(&self.entries);
         // The blob, with its padding, must end inside the file.
         self.end = self.end.max(self.data_end);
         let envelope = Envelope {
-            features: features | old.features & LOOP_MASKS,
+            features,
             directory: self.put(&directory)?,
             header: self.put(&header)?,
             sections: PerSection {

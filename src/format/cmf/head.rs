@@ -41,10 +41,12 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Takes a header with `arch` and any other members, and adds `format`, `version` and `section_hashes`.
+    /// Takes a header with `arch` and any other members, and adds `format`, `version` and `section_hashes`. `loop_masks`:
+    /// masks have a row for every loop.
     ///
-    /// Errors: `Parse` for a header that opening would refuse; `Usage` for an empty section.
-    pub fn new(header: Map<String, Value>, entries: &[Entry], sections: Sections) -> Result<Head> {
+    /// Errors: `Parse` for a header that opening would refuse; `Usage` for an empty section, and for masks per loop without
+    /// masks or loops.
+    pub fn new(header: Map<String, Value>, entries: &[Entry], sections: Sections, loop_masks: bool) -> Result<Head> {
         if sections
             .in_order()
             .into_iter()
@@ -56,28 +58,29 @@ impl Head {
         let header = complete(header, sections);
         let typed = Header::from_json(&header)?;
         skills::parse(&typed.skills, &typed.arch)?;
-        let features = features(&typed, entries, sections);
+        let loops = typed.arch.num_loops;
+        if loop_masks && (sections.masks.is_none() || loops == 1) {
+            bail!(
+                Usage,
+                "masks per loop need a masks section and a looped network; arch.num_loops is {loops}"
+            );
+        }
+        let two_fields = |entry: &Entry| matches!(entry.info.dtype, Dtype::Vbit | Dtype::Q82f | Dtype::VbitRo);
+        let features = [
+            (TENSOR_DIR, true),
+            (BINARY_MASKS, sections.masks.is_some()),
+            (QUANT_2F, entries.iter().any(two_fields)),
+            (LOOP_MASKS, loop_masks),
+            (SKILL_FILE, typed.has_bound_skill()),
+        ];
         // Checks the text as opening will.
         let header = Value::Object(header).to_string().into_bytes();
         json::parse_object(&header, "header")?;
         Ok(Head {
             header,
-            features,
+            features: features.into_iter().filter(|(_, set)| *set).map(|(bit, _)| bit).sum(),
             arch: typed.arch,
         })
-    }
-
-    /// Declares that masks have a row for every loop. Errors: as [`super::CmfWriter::with_loop_masks`].
-    pub fn set_loop_masks(&mut self, sections: Sections) -> Result<()> {
-        if sections.masks.is_none() || self.arch.num_loops == 1 {
-            bail!(
-                Usage,
-                "masks per loop need a masks section and a looped network; arch.num_loops is {}",
-                self.arch.num_loops
-            );
-        }
-        self.features |= LOOP_MASKS;
-        Ok(())
     }
 
     /// Writes the sections after the blob at `data`, then envelope, header and directory before it, and syncs the file.
@@ -160,16 +163,4 @@ fn complete(header: Map<String, Value>, sections: Sections) -> Map<String, Value
         complete.insert("section_hashes".into(), hashes.into());
     }
     complete
-}
-
-fn features(header: &Header, entries: &[Entry], sections: Sections) -> u32 {
-    let two_fields = |entry: &Entry| matches!(entry.info.dtype, Dtype::Vbit | Dtype::Q82f | Dtype::VbitRo);
-    let bits = [
-        (BINARY_MASKS, sections.masks.is_some()),
-        (QUANT_2F, entries.iter().any(two_fields)),
-        (SKILL_FILE, header.has_bound_skill()),
-    ];
-    bits.into_iter()
-        .filter(|(_, set)| *set)
-        .fold(TENSOR_DIR, |features, (bit, _)| features | bit)
 }

@@ -236,12 +236,7 @@ impl CmfWriter {
             let shard = json!({"no": no, "count": count, "set": format!("{set:016x}")});
             header.insert("shard".into(), shard);
         }
-        let sections = self.sections(main);
-        let mut head = Head::new(header, entries, sections)?;
-        if main && self.loop_masks {
-            head.set_loop_masks(sections)?;
-        }
-        Ok(head)
+        Head::new(header, entries, self.sections(main), main && self.loop_masks)
     }
 
     /// The number of tensors from `first` on that one file can hold, at least one, and where its blob starts.
