@@ -5,7 +5,7 @@
 //! before it.
 
 use super::tokenizer::{Joining, Tokenizer, byte_token};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 
 /// Most stop strings, and most bytes of one.
 const MAX_STOPS: usize = 64;
@@ -116,10 +116,7 @@ impl TextStream<'_> {
                 window.append(&mut self.pending);
                 match decode(&window)?.strip_prefix(&before) {
                     Some(text) => Ok(text.to_string()),
-                    None => Err(Error::new(
-                        Kind::Tokenizer,
-                        "a token changes the text of the tokens before it",
-                    )),
+                    None => bail!(Tokenizer, "a token changes the text of the tokens before it"),
                 }
             }
             _ => {

@@ -9,7 +9,7 @@ use super::masks::Masks;
 use super::sections::Sections;
 use super::shards;
 use super::skills::Skill;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 use crate::format::hash::hash64;
 use crate::format::tensor::{TensorId, TensorInfo};
 use serde_json::{Map, Value};
@@ -197,10 +197,7 @@ impl CmfContainer {
     /// The file of a tensor, the payload's first byte in it, and its length.
     fn place(&self, id: TensorId) -> Result<(&CmfFile, usize, usize)> {
         let (Some(info), Some(payload)) = (self.infos.get(id), self.payloads.get(id)) else {
-            return Err(Error::new(
-                Kind::Internal,
-                format!("tensor {id} of {}", self.infos.len()),
-            ));
+            bail!(Internal, "tensor {id} of {}", self.infos.len());
         };
         let file = &self.files[payload.shard];
         let start = file.envelope.data.off + payload.offset;

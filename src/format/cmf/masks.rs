@@ -362,32 +362,23 @@ impl Masks {
                 meta.masks.len()
             );
         }
-        let mut spans: Vec<Range<u64>> = Vec::with_capacity(1 + meta.masks.len());
-        spans.push(0..(HEAD + text.len()) as u64);
+        let mut spans = vec![0..(HEAD + text.len()) as u64];
         for meta in &meta.masks {
-            let span = span(meta, section, shape).map_err(|err| err.context(format_args!("mask '{}'", meta.name)))?;
-            spans.push(span);
+            let span = span(meta, section, shape);
+            spans.push(span.map_err(|err| err.context(format_args!("mask '{}'", meta.name)))?);
         }
         spans.sort_unstable_by_key(|span| span.start);
-        if let Some(pair) = spans.windows(2).find(|pair| pair[1].start < pair[0].end) {
-            bail!(
-                Bounds,
-                "bytes {:?} and {:?} of the masks section overlap",
-                pair[0],
-                pair[1]
-            );
+        if let Some([a, b]) = spans.array_windows().find(|[a, b]| b.start < a.end) {
+            bail!(Bounds, "bytes {a:?} and {b:?} of the masks section overlap");
         }
-        let mut masks = Masks {
-            default_task: meta.default_task,
-            masks: Vec::with_capacity(meta.masks.len()),
-        };
-        for meta in meta.masks {
+        let parse = |meta: MaskMeta| {
             let name = meta.name.clone();
-            let mask = Mask::parse(meta, section, shape);
-            masks
-                .masks
-                .push(mask.map_err(|err| err.context(format_args!("mask '{name}'")))?);
-        }
+            Mask::parse(meta, section, shape).map_err(|err| err.context(format_args!("mask '{name}'")))
+        };
+        let masks = Masks {
+            default_task: meta.default_task,
+            masks: meta.masks.into_iter().map(parse).collect::<Result<_>>()?,
+        };
         masks.check_names()?;
         Ok(masks)
     }
@@ -459,14 +450,14 @@ impl Masks {
 
     /// The mask of this name. Errors: `Usage`, with the existing names.
     pub fn find(&self, name: &str) -> Result<&Mask> {
-        self.masks.iter().find(|mask| mask.name == name).ok_or_else(|| {
-            let names: Vec<&str> = self.masks.iter().map(|mask| mask.name.as_str()).collect();
-            let message = match names.is_empty() {
-                true => format!("no task '{name}': the model has no tasks"),
-                false => format!("no task '{name}'; existing tasks: {}", names.join(", ")),
-            };
-            Error::new(Kind::Usage, message)
-        })
+        if let Some(mask) = self.masks.iter().find(|mask| mask.name == name) {
+            return Ok(mask);
+        }
+        if self.masks.is_empty() {
+            bail!(Usage, "no task '{name}': the model has no tasks");
+        }
+        let names: Vec<&str> = self.masks.iter().map(|mask| mask.name.as_str()).collect();
+        bail!(Usage, "no task '{name}'; existing tasks: {}", names.join(", "))
     }
 
     /// The mask of the default task, if there is one.
@@ -498,19 +489,14 @@ impl Masks {
 
 /// The byte range of a mask's bits, checked against the section.
 fn span(meta: &MaskMeta, section: &[u8], shape: MaskShape) -> Result<Range<u64>> {
-    let &MaskMeta {
-        blob_off,
-        blob_len,
-        has_expert_fields,
-        ..
-    } = meta;
-    if has_expert_fields && shape.experts == 0 {
+    let (blob_off, blob_len) = (meta.blob_off, meta.blob_len);
+    if meta.has_expert_fields && shape.experts == 0 {
         bail!(Parse, "the mask has experts, the network has none");
     }
     if !blob_off.is_multiple_of(BLOB_ALIGN as u64) {
         bail!(Bounds, "bits at offset {blob_off}, expected a multiple of {BLOB_ALIGN}");
     }
-    let wanted = shape.blob_bytes(has_expert_fields);
+    let wanted = shape.blob_bytes(meta.has_expert_fields);
     if wanted.map(|wanted| wanted as u64) != Some(blob_len) {
         bail!(
             Parse,
