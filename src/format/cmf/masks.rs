@@ -362,7 +362,8 @@ impl Masks {
                 meta.masks.len()
             );
         }
-        let mut spans = vec![0..(HEAD + text.len()) as u64];
+        let description = 0..(HEAD + text.len()) as u64;
+        let mut spans = vec![description];
         for meta in &meta.masks {
             let span = span(meta, section, shape);
             spans.push(span.map_err(|err| err.context(format_args!("mask '{}'", meta.name)))?);
