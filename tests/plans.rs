@@ -3,7 +3,7 @@
 //! A snapshot that differs shows what a change does to the programs. Accept it with `cargo insta review`.
 
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::format::cmf::{Mask, MaskShape};
+use cmf_gpu::format::cmf::{Mask, MaskAxis, MaskShape};
 use cmf_gpu::graph::Measured;
 use cmf_gpu::lm::{ExpertOptions, LowerOptions, Plan, ProgramKind, lower};
 use cmf_gpu::model::{self, HeadInput, Model};
@@ -125,8 +125,8 @@ fn a_mask_selects_variants_of_the_same_steps() {
         experts: 0,
     };
     let mut mask = Mask::open(1, "narrow", shape);
-    (0..40).for_each(|neuron| mask.set_ffn(0, neuron, false).unwrap());
-    mask.set_head(0, 1, false).unwrap();
+    (0..40).for_each(|neuron| mask.set_unit(MaskAxis::Neurons, 0, neuron, false).unwrap());
+    mask.set_unit(MaskAxis::Heads, 0, 1, false).unwrap();
     mask.set_layer(1, false).unwrap();
     model.masks.masks = vec![mask.clone()];
     let whole = lower(&model, &tensors, &OPTIONS, &Measured::default()).unwrap();

@@ -18,7 +18,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
 use cmf_gpu::format::cmf::{CmfWriter, Sections};
 use cmf_gpu::format::{TensorSpec, hash64};
-use cmf_gpu::source::{Mask, MaskShape, Masks};
+use cmf_gpu::source::{Mask, MaskAxis, MaskShape, Masks};
 use cmf_gpu::tools::shard::shard;
 use cmf_gpu_fuzz::join_input;
 use serde_json::{Value, json};
@@ -221,7 +221,7 @@ fn small(path: &Path, dtype: Dtype) {
         experts: 3,
     };
     let mut mask = Mask::open(0, "t", shape);
-    (0..32).for_each(|neuron| mask.set_ffn(0, neuron, false).expect("a neuron"));
+    (0..32).for_each(|neuron| mask.set_unit(MaskAxis::Neurons, 0, neuron, false).expect("a neuron"));
     let masks = Masks {
         default_task: None,
         masks: vec![mask],

@@ -4,7 +4,7 @@ use super::context::{Context, Outcome, Result};
 use super::model::open_cmf;
 use cmf_gpu::error::escape;
 use cmf_gpu::format::cmf::CmfContainer;
-use cmf_gpu::source::{Mask, Masks};
+use cmf_gpu::source::{Mask, MaskAxis, Masks};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -161,12 +161,12 @@ impl Totals {
             }
         };
         Totals {
-            neurons: off(shape.ffn, &|row| mask.ffn_count(row)),
-            heads: off(shape.heads, &|row| mask.head_count(row)),
+            neurons: off(shape.ffn, &|row| mask.count(MaskAxis::Neurons, row)),
+            heads: off(shape.heads, &|row| mask.count(MaskAxis::Heads, row)),
             layers: (0..shape.layers).filter(|&layer| !mask.layer(layer)).count(),
             experts: mask
                 .has_experts()
-                .then(|| off(shape.experts, &|row| mask.expert_count(row))),
+                .then(|| off(shape.experts, &|row| mask.count(MaskAxis::Experts, row))),
         }
     }
 
@@ -190,8 +190,8 @@ fn row(mask: &Mask, index: usize) -> Value {
         "layer": layer,
         "loop": iteration,
         "active": mask.layer(layer),
-        "ffn": mask.ffn_count(index),
-        "heads": mask.head_count(index),
-        "experts": mask.has_experts().then(|| mask.expert_count(index)),
+        "ffn": mask.count(MaskAxis::Neurons, index),
+        "heads": mask.count(MaskAxis::Heads, index),
+        "experts": mask.has_experts().then(|| mask.count(MaskAxis::Experts, index)),
     })
 }

@@ -28,7 +28,7 @@ mod tokenizer;
 mod write;
 
 use crate::error::{Error, Result, bail};
-use crate::format::cmf::SplitFiles;
+use crate::format::cmf::WrittenFiles;
 use std::fs::File;
 use std::io::Read;
 use std::ops::ControlFlow;
@@ -60,13 +60,13 @@ pub fn convert(
 
 /// Converts as [`convert`] does, to one file or to several. Also returns the files.
 ///
-/// Errors: those of [`convert`], and of [`SplitWriter`](crate::format::cmf::SplitWriter).
+/// Errors: those of [`convert`], and of [`CmfWriter`](crate::format::cmf::CmfWriter).
 pub fn convert_to(
     src: &Path,
     target: Target,
     options: &Options,
     progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
-) -> Result<(Report, SplitFiles)> {
+) -> Result<(Report, WrittenFiles)> {
     match kind_of(src)? {
         SourceKind::HuggingFace => {
             let source = hf::Source::open(src)?;

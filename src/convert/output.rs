@@ -1,12 +1,11 @@
 //! The file or the files that a conversion writes.
 
 use super::options::Target;
-use crate::dtype::Size;
 use crate::error::Result;
-use crate::format::cmf::{CmfWriter, Sections, SplitFiles, SplitWriter};
+use crate::format::cmf::{CmfWriter, Sections};
 use crate::format::{TensorSpec, not_the_output};
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 impl Target<'_> {
     /// The same target, after a check that it replaces none of the files that are read. Errors: `Usage` if it would.
@@ -22,62 +21,26 @@ impl Target<'_> {
             }
         })
     }
-}
 
-/// Takes payloads in order.
-pub(super) enum Output {
-    One(PathBuf, Box<CmfWriter>),
-    Several(Box<SplitWriter>),
-}
-
-impl Output {
-    /// Errors: those of both writers.
-    pub fn create(
-        target: Target,
+    /// Starts to write the target. Errors: those of [`CmfWriter`].
+    pub(super) fn create(
+        self,
         header: Map<String, Value>,
         specs: Vec<TensorSpec>,
         sections: Sections,
         by_pass: bool,
-    ) -> Result<Output> {
-        Ok(match target {
-            Target::One(out) => {
-                let mut writer = CmfWriter::create(out, header, specs, sections)?;
-                if by_pass {
-                    writer = writer.with_loop_masks()?;
-                }
-                Output::One(out.to_owned(), Box::new(writer))
-            }
+    ) -> Result<CmfWriter> {
+        let writer = match self {
+            Target::One(out) => CmfWriter::create(out, header, specs, sections)?,
             Target::Several(split) => {
                 let sized = |spec: TensorSpec| {
                     let size = spec.dtype.size(&spec.shape)?;
                     Ok((spec, size))
                 };
-                let tensors = specs
-                    .into_iter()
-                    .map(sized)
-                    .collect::<Result<Vec<(TensorSpec, Size)>>>()?;
-                Output::Several(Box::new(SplitWriter::create(
-                    split, header, tensors, sections, by_pass,
-                )?))
+                let tensors = specs.into_iter().map(sized).collect::<Result<_>>()?;
+                CmfWriter::split(split, header, tensors, sections)?
             }
-        })
-    }
-
-    pub fn write(&mut self, payload: &[u8]) -> Result<()> {
-        match self {
-            Output::One(_, writer) => writer.write(payload),
-            Output::Several(writer) => writer.write(payload, None),
-        }
-    }
-
-    pub fn finish(self) -> Result<SplitFiles> {
-        match self {
-            Output::One(path, writer) => Ok(SplitFiles {
-                bytes: writer.finish()?,
-                paths: vec![path],
-                larger: 0,
-            }),
-            Output::Several(writer) => writer.finish(),
-        }
+        };
+        if by_pass { writer.with_loop_masks() } else { Ok(writer) }
     }
 }

@@ -4,13 +4,12 @@ use super::bits::Bits;
 use super::loss::{self, Loss};
 use super::model::{Model, Tensor};
 use super::options::{Event, Options, Report, Target};
-use super::output::Output;
 use super::plan;
 use crate::dtype::Dtype;
 use crate::dtype::encode::{Settings, encode_with};
 use crate::error::{Error, Result, bail};
 use crate::format::TensorSpec;
-use crate::format::cmf::{Sections, SplitFiles};
+use crate::format::cmf::{Sections, WrittenFiles};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -25,7 +24,7 @@ pub(super) fn write(
     target: Target,
     options: &Options,
     progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
-) -> Result<(Report, SplitFiles)> {
+) -> Result<(Report, WrittenFiles)> {
     let Model {
         mut header,
         vocab,
@@ -58,7 +57,7 @@ pub(super) fn write(
         index: None,
     };
     let by_pass = masks.as_ref().is_some_and(|masks| masks.by_pass);
-    let mut output = Output::create(target, header, specs, sections, by_pass)?;
+    let mut output = target.create(header, specs, sections, by_pass)?;
     let mut groups = Vec::new();
     let mut bits = Bits::default();
     for (index, (tensor, &dtype)) in tensors.iter().zip(&dtypes).enumerate() {

@@ -70,10 +70,9 @@ pub struct Yarn {
     #[serde(default = "beta_fast")]
     pub beta_fast: f64,
     /// Rotations over the original context below which a frequency is divided by `factor`.
-    #[serde(default = "beta_slow")]
+    #[serde(default = "one")]
     pub beta_slow: f64,
     /// Factor of cos and sin; absent: computed from `factor`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
 }
 
@@ -81,8 +80,12 @@ fn beta_fast() -> f64 {
     32.0
 }
 
-fn beta_slow() -> f64 {
-    1.0
+fn rope_theta() -> f64 {
+    10_000.0
+}
+
+fn one<T: From<u8>>() -> T {
+    T::from(1)
 }
 
 /// A multi-token-prediction head, which drafts the tokens after the next one.
@@ -97,7 +100,6 @@ pub struct Mtp {
     #[serde(default = "yes")]
     pub share_embed: bool,
     /// The hidden state that the head reads; absent: unspecified.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hidden: Option<MtpHidden>,
 }
 
@@ -127,22 +129,18 @@ pub struct Moe {
     /// Whether the weights of the chosen experts are rescaled to sum to 1.
     pub norm_topk_prob: bool,
     /// Intermediate size of the shared expert; absent: no shared expert.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_expert_intermediate_size: Option<usize>,
     /// Router scores are sigmoids instead of a softmax.
     #[serde(default)]
     pub router_sigmoid: bool,
     /// Factor applied to the experts' weights.
-    #[serde(default = "unscaled")]
+    #[serde(default = "one")]
     pub routed_scaling_factor: f64,
 }
 
-fn unscaled() -> f64 {
-    1.0
-}
-
-/// The network's dimensions and constants. Absent keys have the format's defaults.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The network's dimensions and constants. Keys that are absent in JSON have the format's defaults; the default of this type
+/// is no network, because its numbers are zero.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Arch {
     /// The family's name, for display only.
@@ -166,146 +164,73 @@ pub struct Arch {
     /// The epsilon of RMS norms, added to the mean square.
     pub rms_norm_eps: f64,
     /// Required for running; files that are only inspected may omit it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub norm_style: Option<NormStyle>,
     /// Base of the rotary frequencies.
+    #[serde(default = "rope_theta")]
     pub rope_theta: f64,
     /// The output projection is the embedding.
     pub tie_word_embeddings: bool,
     /// The fraction of a head that is rotated.
+    #[serde(default = "one")]
     pub partial_rotary_factor: f64,
     /// The context the model was trained for, in tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_position_embeddings: Option<usize>,
     /// YaRN scaling.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub yarn: Option<Yarn>,
     /// Divisors of the rotary frequencies, one per frequency.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_freq_factors: Option<Vec<f64>>,
     /// Query heads of each layer, if layers differ.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_heads_per_layer: Option<Vec<usize>>,
     /// Key and value heads of each layer, if layers differ.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_heads_per_layer: Option<Vec<usize>>,
     /// Activation of the FFN; absent: SiLU.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub hidden_act: Option<HiddenAct>,
     /// Factor applied to the embedding's output.
+    #[serde(default = "one")]
     pub embed_multiplier: f64,
     /// Attention scores are scaled by 1/√q for this value q; absent: by 1/√head_dim.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub query_pre_attn_scalar: Option<f64>,
     /// Positions that a sliding layer attends to, the current one included.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
     /// One layer in every `sliding_window_pattern` attends to all positions; the others slide.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub sliding_window_pattern: Option<usize>,
     /// Base of the rotary frequencies of sliding layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_local_base_freq: Option<f64>,
     /// The fraction of a head that sliding layers rotate.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub local_partial_rotary_factor: Option<f64>,
     /// Logits become cap·tanh(x/cap).
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub final_logit_softcapping: Option<f64>,
     /// Attention scores become cap·tanh(x/cap).
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub attn_logit_softcapping: Option<f64>,
     /// Factor applied to the logits.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub logit_multiplier: Option<f64>,
     /// Values are normalised.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub attn_v_norm: Option<bool>,
     /// Query and key norms are applied after the rotation.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub qk_norm_after_rope: Option<bool>,
     /// Attention has a sink. Not supported; read because existing files contain the key.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_sink: Option<bool>,
     /// Taps of the causal convolution of linear-attention layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_conv_kernel_dim: Option<usize>,
     /// Key heads of linear-attention layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_num_key_heads: Option<usize>,
     /// Value heads of linear-attention layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_num_value_heads: Option<usize>,
     /// Elements of a key head of linear-attention layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_key_head_dim: Option<usize>,
     /// Elements of a value head of linear-attention layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_value_head_dim: Option<usize>,
     /// The recurrence of linear-attention layers, as existing files state it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_core: Option<Value>,
     /// How many times the stack is applied.
+    #[serde(default = "one")]
     pub num_loops: usize,
     /// The final norm is also applied between the loops.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub loop_final_norm: Option<bool>,
     /// The multi-token-prediction head.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub mtp: Option<Mtp>,
     /// The mixture of experts.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub moe: Option<Moe>,
-}
-
-impl Default for Arch {
-    /// The format's defaults; dimensions are zero and there are no layers.
-    fn default() -> Self {
-        Arch {
-            arch_name: String::new(),
-            hidden_size: 0,
-            intermediate_size: 0,
-            num_layers: 0,
-            num_attention_heads: 0,
-            num_kv_heads: 0,
-            head_dim: 0,
-            vocab_size: 0,
-            layer_types: Vec::new(),
-            rms_norm_eps: 0.0,
-            norm_style: None,
-            rope_theta: 10_000.0,
-            tie_word_embeddings: false,
-            partial_rotary_factor: 1.0,
-            max_position_embeddings: None,
-            yarn: None,
-            rope_freq_factors: None,
-            attention_heads_per_layer: None,
-            kv_heads_per_layer: None,
-            hidden_act: None,
-            embed_multiplier: 1.0,
-            query_pre_attn_scalar: None,
-            sliding_window: None,
-            sliding_window_pattern: None,
-            rope_local_base_freq: None,
-            local_partial_rotary_factor: None,
-            final_logit_softcapping: None,
-            attn_logit_softcapping: None,
-            logit_multiplier: None,
-            attn_v_norm: None,
-            qk_norm_after_rope: None,
-            attention_sink: None,
-            linear_conv_kernel_dim: None,
-            linear_num_key_heads: None,
-            linear_num_value_heads: None,
-            linear_key_head_dim: None,
-            linear_value_head_dim: None,
-            linear_core: None,
-            num_loops: 1,
-            loop_final_norm: None,
-            mtp: None,
-            moe: None,
-        }
-    }
 }
 
 impl Arch {
@@ -324,50 +249,39 @@ impl Arch {
         Ok(typed)
     }
 
+    /// The JSON `arch` object, without absent keys. Errors: `Parse` for a number that JSON does not have.
+    pub fn to_json(&self) -> Result<Value> {
+        let json = serde_json::to_value(self);
+        let json = json.map_err(|err| Error::new(Kind::Parse, format!("arch cannot be written as JSON: {err}")))?;
+        Ok(without_nulls(&json))
+    }
+
     /// Refuses values that no network can have. Errors: `Parse`, with the key and its value.
     pub fn validate(&self) -> Result<()> {
         self.validate_dimensions()?;
         self.validate_layers()?;
         self.validate_constants()?;
-        self.validate_rotation()?;
         if let Some(moe) = &self.moe {
             within("moe.num_experts", moe.num_experts, MAX_EXPERTS)?;
             within("moe.top_k", moe.top_k, moe.num_experts)?;
-            within("moe.moe_intermediate_size", moe.moe_intermediate_size, MAX_DIM)?;
-            optional(
-                moe.shared_expert_intermediate_size,
-                "moe.shared_expert_intermediate_size",
-                |name, v| within(name, v, MAX_DIM),
-            )?;
-            positive("moe.routed_scaling_factor", moe.routed_scaling_factor)?;
         }
-        if let Some(mtp) = &self.mtp
-            && mtp.num_layers != 0
-        {
-            within("mtp.num_layers", mtp.num_layers, MAX_LAYERS)?;
+        match &self.mtp {
+            Some(mtp) if mtp.num_layers != 0 => within("mtp.num_layers", mtp.num_layers, MAX_LAYERS),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn validate_dimensions(&self) -> Result<()> {
-        within("hidden_size", self.hidden_size, MAX_DIM)?;
-        if self.moe.is_none() || self.intermediate_size != 0 {
-            within("intermediate_size", self.intermediate_size, MAX_DIM)?;
-        }
-        within("num_attention_heads", self.num_attention_heads, MAX_DIM)?;
-        within("num_kv_heads", self.num_kv_heads, self.num_attention_heads)?;
-        whole(
-            "num_attention_heads",
-            self.num_attention_heads,
-            "num_kv_heads",
-            self.num_kv_heads,
-        )?;
-        within("head_dim", self.head_dim, MAX_DIM)?;
-        if !self.head_dim.is_multiple_of(2) {
-            return wrong("head_dim", self.head_dim, "an even number");
-        }
-        within("vocab_size", self.vocab_size, MAX_DIM)?;
+        let (moe, yarn) = (self.moe.as_ref(), self.yarn.as_ref());
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_kv_heads);
+        let has_dense = moe.is_none() || self.intermediate_size != 0;
+        let shared_expert = moe.and_then(|moe| moe.shared_expert_intermediate_size);
         let dims = [
+            ("hidden_size", Some(self.hidden_size)),
+            ("intermediate_size", Some(self.intermediate_size).filter(|_| has_dense)),
+            ("num_attention_heads", Some(heads)),
+            ("head_dim", Some(self.head_dim)),
+            ("vocab_size", Some(self.vocab_size)),
             ("max_position_embeddings", self.max_position_embeddings),
             ("sliding_window", self.sliding_window),
             ("sliding_window_pattern", self.sliding_window_pattern),
@@ -376,14 +290,25 @@ impl Arch {
             ("linear_num_value_heads", self.linear_num_value_heads),
             ("linear_key_head_dim", self.linear_key_head_dim),
             ("linear_value_head_dim", self.linear_value_head_dim),
+            ("moe.moe_intermediate_size", moe.map(|moe| moe.moe_intermediate_size)),
+            ("moe.shared_expert_intermediate_size", shared_expert),
+            (
+                "yarn.original_max_position_embeddings",
+                yarn.map(|yarn| yarn.original_max_position_embeddings),
+            ),
         ];
-        for (name, value) in dims {
-            optional(value, name, |name, v| within(name, v, MAX_DIM))?;
+        for (name, dim) in dims {
+            dim.map_or(Ok(()), |dim| within(name, dim, MAX_DIM))?;
         }
-        if let (Some(keys), Some(values)) = (self.linear_num_key_heads, self.linear_num_value_heads) {
-            whole("linear_num_value_heads", values, "linear_num_key_heads", keys)?;
+        within("num_kv_heads", kv_heads, heads)?;
+        whole("num_attention_heads", heads, "num_kv_heads", kv_heads)?;
+        if !self.head_dim.is_multiple_of(2) {
+            return wrong("head_dim", self.head_dim, "an even number");
         }
-        Ok(())
+        match (self.linear_num_key_heads, self.linear_num_value_heads) {
+            (Some(keys), Some(values)) => whole("linear_num_value_heads", values, "linear_num_key_heads", keys),
+            _ => Ok(()),
+        }
     }
 
     fn validate_layers(&self) -> Result<()> {
@@ -401,10 +326,7 @@ impl Arch {
             }
         }
         for layer in 0..self.num_layers {
-            let of = |per_layer: &Option<Vec<usize>>, all| match per_layer {
-                Some(heads) => heads.get(layer).copied().unwrap_or(all),
-                None => all,
-            };
+            let of = |per_layer: &Option<Vec<usize>>, all| per_layer.as_ref().map_or(all, |heads| heads[layer]);
             let heads = of(&self.attention_heads_per_layer, self.num_attention_heads);
             let kv_heads = of(&self.kv_heads_per_layer, self.num_kv_heads);
             whole(
@@ -418,46 +340,44 @@ impl Arch {
     }
 
     fn validate_constants(&self) -> Result<()> {
-        positive("rms_norm_eps", self.rms_norm_eps)?;
-        positive("embed_multiplier", self.embed_multiplier)?;
-        for (name, value) in [
+        let (moe, yarn) = (self.moe.as_ref(), self.yarn.as_ref());
+        let constants = [
+            ("rms_norm_eps", Some(self.rms_norm_eps)),
+            ("embed_multiplier", Some(self.embed_multiplier)),
             ("query_pre_attn_scalar", self.query_pre_attn_scalar),
             ("final_logit_softcapping", self.final_logit_softcapping),
             ("attn_logit_softcapping", self.attn_logit_softcapping),
             ("logit_multiplier", self.logit_multiplier),
-        ] {
-            optional(value, name, positive)?;
+            ("rope_theta", Some(self.rope_theta)),
+            ("rope_local_base_freq", self.rope_local_base_freq),
+            ("yarn.factor", yarn.map(|yarn| yarn.factor)),
+            ("yarn.beta_slow", yarn.map(|yarn| yarn.beta_slow)),
+            ("yarn.beta_fast", yarn.map(|yarn| yarn.beta_fast)),
+            ("yarn.attention_factor", yarn.and_then(|yarn| yarn.attention_factor)),
+            ("moe.routed_scaling_factor", moe.map(|moe| moe.routed_scaling_factor)),
+        ];
+        for (name, constant) in constants {
+            constant.map_or(Ok(()), |constant| positive(name, constant))?;
         }
-        Ok(())
-    }
-
-    fn validate_rotation(&self) -> Result<()> {
-        positive("rope_theta", self.rope_theta)?;
-        optional(self.rope_local_base_freq, "rope_local_base_freq", positive)?;
-        share("partial_rotary_factor", self.partial_rotary_factor)?;
-        optional(self.local_partial_rotary_factor, "local_partial_rotary_factor", share)?;
         for (i, &factor) in self.rope_freq_factors.iter().flatten().enumerate() {
             positive(format_args!("rope_freq_factors[{i}]"), factor)?;
         }
-        if let Some(yarn) = &self.yarn {
-            positive("yarn.factor", yarn.factor)?;
-            within(
-                "yarn.original_max_position_embeddings",
-                yarn.original_max_position_embeddings,
-                MAX_DIM,
-            )?;
-            positive("yarn.beta_slow", yarn.beta_slow)?;
-            positive("yarn.beta_fast", yarn.beta_fast)?;
-            if yarn.beta_fast < yarn.beta_slow {
-                return wrong(
-                    "yarn.beta_fast",
-                    yarn.beta_fast,
-                    format_args!("at least beta_slow, {}", yarn.beta_slow),
-                );
+        for (name, share) in [
+            ("partial_rotary_factor", Some(self.partial_rotary_factor)),
+            ("local_partial_rotary_factor", self.local_partial_rotary_factor),
+        ] {
+            if let Some(share) = share.filter(|share| !(0.0..=1.0).contains(share)) {
+                return wrong(name, share, "0 to 1");
             }
-            optional(yarn.attention_factor, "yarn.attention_factor", positive)?;
         }
-        Ok(())
+        match yarn {
+            Some(yarn) if yarn.beta_fast < yarn.beta_slow => wrong(
+                "yarn.beta_fast",
+                yarn.beta_fast,
+                format_args!("at least beta_slow, {}", yarn.beta_slow),
+            ),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -496,13 +416,6 @@ fn positive(name: impl Display, value: f64) -> Result<()> {
     Ok(())
 }
 
-fn share(name: impl Display, value: f64) -> Result<()> {
-    if !(0.0..=1.0).contains(&value) {
-        return wrong(name, value, "0 to 1");
-    }
-    Ok(())
-}
-
 fn whole(name: impl Display, value: usize, divisor_name: impl Display, divisor: usize) -> Result<()> {
     if divisor == 0 || !value.is_multiple_of(divisor) {
         return wrong(name, value, format_args!("a multiple of {divisor_name}, {divisor}"));
@@ -518,8 +431,4 @@ fn per_layer(name: impl Display, found: usize, layers: usize) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn optional<T>(value: Option<T>, name: &'static str, check: impl Fn(&'static str, T) -> Result<()>) -> Result<()> {
-    value.map_or(Ok(()), |value| check(name, value))
 }

@@ -1,7 +1,5 @@
 //! Numbers in bytes and bytes in text: little-endian fields, hexadecimal, base64.
 
-use std::fmt::Write;
-
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// The `N` bytes at `at`; `None` past the end.
@@ -26,11 +24,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// Lower-case hex digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Exactly N bytes in hex digits of either case.
@@ -72,28 +66,15 @@ pub(crate) fn base64(bytes: &[u8]) -> String {
 /// The bytes of padded base64; `None` for anything else, also for unused bits that are not zero.
 pub(crate) fn from_base64(text: &[u8]) -> Option<Vec<u8>> {
     let padding = text.iter().rev().take_while(|&&c| c == b'=').count();
-    if !text.len().is_multiple_of(4) || padding > 2 {
-        return None;
-    }
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut word, mut bits) = (0u32, 0);
-    for &digit in &text[..text.len() - padding] {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        word = word << 6 | u32::from(value);
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            bytes.push((word >> bits) as u8);
+    for digits in text[..text.len() - padding].chunks(4) {
+        let mut word = 0u32;
+        for (i, digit) in digits.iter().enumerate() {
+            word |= (DIGITS.iter().position(|known| known == digit)? as u32) << (18 - 6 * i);
         }
+        bytes.extend(&word.to_be_bytes()[1..digits.len()]);
     }
-    (word & ((1 << bits) - 1) == 0).then_some(bytes)
+    (base64(&bytes).as_bytes() == text).then_some(bytes)
 }
 
 #[cfg(test)]

@@ -23,12 +23,10 @@ pub fn parse(text: &[u8], what: &str) -> Result<Value> {
     if text.starts_with(b"\xEF\xBB\xBF") {
         bail!(Parse, "{what}: JSON starts with a byte order mark");
     }
-    let text = std::str::from_utf8(text).map_err(|err| {
-        Error::new(
-            Kind::Parse,
-            format!("{what}: not UTF-8 from byte {}", err.valid_up_to()),
-        )
-    })?;
+    let text = match std::str::from_utf8(text) {
+        Ok(text) => text,
+        Err(err) => bail!(Parse, "{what}: not UTF-8 from byte {}", err.valid_up_to()),
+    };
     // serde_json's recursion limit bounds the depth.
     let mut deserializer = serde_json::Deserializer::from_str(text);
     Strict::deserialize(&mut deserializer)
@@ -47,12 +45,10 @@ pub fn parse_object(text: &[u8], what: &str) -> Result<Map<String, Value>> {
 /// `value` without object members that are `null`, at any depth: CMF headers use `null` for "absent".
 pub fn without_nulls(value: &Value) -> Value {
     match value {
-        Value::Object(map) => Value::Object(
-            map.iter()
-                .filter(|(_, v)| !v.is_null())
-                .map(|(key, v)| (key.clone(), without_nulls(v)))
-                .collect(),
-        ),
+        Value::Object(map) => {
+            let present = map.iter().filter(|(_, v)| !v.is_null());
+            Value::Object(present.map(|(key, v)| (key.clone(), without_nulls(v))).collect())
+        }
         Value::Array(items) => Value::Array(items.iter().map(without_nulls).collect()),
         other => other.clone(),
     }

@@ -8,21 +8,7 @@ use crate::error::{Result, bail};
 use crate::graph::{Graph, Selection, SwitchId, table_words};
 use crate::op::{BufferId, LOWEST, TABLE_HEADER, blocks_list, heads_list, outputs_list};
 use crate::source::Mask;
-
-/// The kinds of units that a mask leaves out in a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MaskAxis {
-    /// Neurons of the feed-forward network.
-    Neurons,
-    /// Query heads.
-    Heads,
-    /// Experts of a mixture.
-    Experts,
-}
-
-impl MaskAxis {
-    const ALL: [MaskAxis; 3] = [MaskAxis::Neurons, MaskAxis::Heads, MaskAxis::Experts];
-}
+pub use crate::source::MaskAxis;
 
 /// Elements that several units use together and that follow the units' own elements: the keys and values of query
 /// heads.
@@ -184,17 +170,9 @@ pub struct Masking {
     pub invocations: Vec<Invocation>,
 }
 
-fn is_active(mask: &Mask, invocation: usize, axis: MaskAxis, unit: usize) -> bool {
-    match axis {
-        MaskAxis::Neurons => mask.ffn(invocation, unit),
-        MaskAxis::Heads => mask.head(invocation, unit),
-        MaskAxis::Experts => mask.expert(invocation, unit),
-    }
-}
-
 /// Whether a mask leaves out any of the first `units` units of a kind.
 pub(super) fn restricts(mask: &Mask, invocation: usize, axis: MaskAxis, units: usize) -> bool {
-    (0..units).any(|unit| !is_active(mask, invocation, axis, unit))
+    (0..units).any(|unit| !mask.unit(axis, invocation, unit))
 }
 
 impl Masking {
@@ -225,7 +203,7 @@ impl Masking {
             ..Selection::default()
         };
         for target in &self.targets {
-            let active = |unit| mask.is_none_or(|mask| is_active(mask, target.invocation, target.axis, unit));
+            let active = |unit| mask.is_none_or(|mask| mask.unit(target.axis, target.invocation, unit));
             match graph.paged.iter().any(|paged| paged.tables.contains(&target.buffer)) {
                 true => {
                     let allowed = (0..target.content.experts()).map(active).collect();

@@ -10,7 +10,7 @@ mod model;
 mod skill_view;
 mod tensors;
 
-pub use crate::format::cmf::{Mask, MaskShape, Masks, NO_TASK, Selection, Skill};
+pub use crate::format::cmf::{Mask, MaskAxis, MaskShape, Masks, NO_TASK, Selection, Skill};
 pub use crate::format::{
     Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, TensorId, TensorInfo, Yarn, hash64,
 };

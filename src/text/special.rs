@@ -4,7 +4,7 @@ use super::tokenizer::Tokenizer;
 use crate::error::{Result, bail};
 use serde_json::{Map, Value};
 
-/// Deepest nesting of a message.
+/// Deepest nesting of a member of a message.
 const MAX_MESSAGE_DEPTH: usize = 128;
 
 /// The variables of templates for special tokens: `bos_token`, `eos_token` and `pad_token`, for those with an id.
@@ -35,25 +35,13 @@ pub fn special_tokens_map(
 ///
 /// Errors: `Usage` for messages that are nested too deeply.
 pub fn guard_messages(tokenizer: &Tokenizer, messages: &[Value]) -> Result<Vec<Value>> {
-    let guard_message = |message: &Value| match message {
-        Value::Object(fields) => {
-            let guard_field = |(key, value): (&String, &Value)| {
-                let value = if key == "role" {
-                    value.clone()
-                } else {
-                    guard_value(tokenizer, value, 0)?
-                };
-                Ok((key.clone(), value))
-            };
-            Ok(Value::Object(fields.iter().map(guard_field).collect::<Result<_>>()?))
-        }
-        other => guard_value(tokenizer, other, 0),
-    };
-    messages.iter().map(guard_message).collect()
+    let guarded = messages.iter().map(|message| guard(tokenizer, message, 0));
+    guarded.collect()
 }
 
-fn guard_value(tokenizer: &Tokenizer, value: &Value, depth: usize) -> Result<Value> {
-    if depth > MAX_MESSAGE_DEPTH {
+/// `value` with guarded texts; at depth 0 it is a message.
+fn guard(tokenizer: &Tokenizer, value: &Value, depth: usize) -> Result<Value> {
+    if depth > MAX_MESSAGE_DEPTH + 1 {
         bail!(
             Usage,
             "messages are nested too deeply, expected at most {MAX_MESSAGE_DEPTH} levels"
@@ -61,18 +49,20 @@ fn guard_value(tokenizer: &Tokenizer, value: &Value, depth: usize) -> Result<Val
     }
     Ok(match value {
         Value::String(text) => Value::String(tokenizer.guard(text)),
-        Value::Array(items) => Value::Array(
-            items
-                .iter()
-                .map(|item| guard_value(tokenizer, item, depth + 1))
-                .collect::<Result<_>>()?,
-        ),
-        Value::Object(fields) => Value::Object(
-            fields
-                .iter()
-                .map(|(key, value)| Ok((tokenizer.guard(key), guard_value(tokenizer, value, depth + 1)?)))
-                .collect::<Result<_>>()?,
-        ),
+        Value::Array(items) => {
+            let items = items.iter().map(|item| guard(tokenizer, item, depth + 1));
+            Value::Array(items.collect::<Result<_>>()?)
+        }
+        Value::Object(fields) => {
+            let guarded = fields.iter().map(|(key, value)| {
+                Ok(match depth {
+                    0 if key == "role" => (key.clone(), value.clone()),
+                    0 => (key.clone(), guard(tokenizer, value, 1)?),
+                    _ => (tokenizer.guard(key), guard(tokenizer, value, depth + 1)?),
+                })
+            });
+            Value::Object(guarded.collect::<Result<_>>()?)
+        }
         other => other.clone(),
     })
 }

@@ -5,7 +5,7 @@
 //! before it.
 
 use super::tokenizer::{Joining, Tokenizer, byte_token};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 
 /// Most stop strings, and most bytes of one.
 const MAX_STOPS: usize = 64;
@@ -116,10 +116,7 @@ impl TextStream<'_> {
                 window.append(&mut self.pending);
                 match decode(&window)?.strip_prefix(&before) {
                     Some(text) => Ok(text.to_string()),
-                    None => Err(Error::new(
-                        Kind::Tokenizer,
-                        "a token changes the text of the tokens before it",
-                    )),
+                    None => bail!(Tokenizer, "a token changes the text of the tokens before it"),
                 }
             }
             _ => {
@@ -151,30 +148,12 @@ fn byte_of_char(c: char) -> Option<u8> {
 
 /// Removes the complete characters at the start of `bytes` and returns them; invalid bytes become U+FFFD.
 fn take_complete(bytes: &mut Vec<u8>) -> String {
-    let mut out = String::new();
-    loop {
-        match std::str::from_utf8(bytes) {
-            Ok(text) => {
-                out.push_str(text);
-                bytes.clear();
-                return out;
-            }
-            Err(err) => {
-                let valid = err.valid_up_to();
-                out.push_str(&String::from_utf8_lossy(&bytes[..valid]));
-                match err.error_len() {
-                    Some(invalid) => {
-                        out.push(char::REPLACEMENT_CHARACTER);
-                        bytes.drain(..valid + invalid);
-                    }
-                    None => {
-                        bytes.drain(..valid);
-                        return out;
-                    }
-                }
-            }
-        }
-    }
+    let last = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    let is_incomplete = std::str::from_utf8(last).is_err_and(|err| err.error_len().is_none());
+    let complete = bytes.len() - if is_incomplete { last.len() } else { 0 };
+    let text = String::from_utf8_lossy(&bytes[..complete]).into_owned();
+    bytes.drain(..complete);
+    text
 }
 
 /// Finds stop strings in a text that arrives in pieces.

@@ -5,18 +5,16 @@
 
 mod clock;
 mod harden;
-mod json;
 mod lexer;
 mod python;
-mod repr;
 mod scan;
+mod write;
 
 use crate::error::{Error, Kind, Result, bail};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value as JinjaValue;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
-use std::fmt;
 use std::time::SystemTime;
 
 /// Name of the template in minijinja.
@@ -70,18 +68,6 @@ pub struct RenderOptions {
 pub struct ChatTemplate {
     environment: Environment<'static>,
 }
-
-/// The message of `raise_exception`, to distinguish it from errors of minijinja.
-#[derive(Debug)]
-struct Raised(String);
-
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
 
 impl ChatTemplate {
     /// Compiles `source`.
@@ -146,12 +132,10 @@ impl ChatTemplate {
             }
             variables.push((name.clone(), convert(value, 0, &mut size)?));
         }
-        let mut optional = |value: &Option<Value>| match value {
-            Some(value) => convert(value, 0, &mut size),
-            None => Ok(JinjaValue::from(())),
-        };
-        variables.push(("tools".into(), optional(&options.tools)?));
-        variables.push(("documents".into(), optional(&options.documents)?));
+        for (name, value) in [("tools", &options.tools), ("documents", &options.documents)] {
+            let value = value.as_ref().map(|value| convert(value, 0, &mut size)).transpose()?;
+            variables.push((name.into(), value.unwrap_or_else(|| JinjaValue::from(()))));
+        }
         variables.push(("messages".into(), JinjaValue::from(list)));
         variables.push((
             "add_generation_prompt".into(),
@@ -162,8 +146,7 @@ impl ChatTemplate {
             "strftime_now".into(),
             JinjaValue::from_function(move |state: &minijinja::State, format: &str| {
                 state.consume_fuel(format.len() as u64)?;
-                clock::strftime(format, now)
-                    .map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {why}")))
+                clock::strftime(format, now).map_err(|why| write::invalid(format!("strftime_now: {why}")))
             }),
         ));
 
@@ -193,19 +176,18 @@ fn environment() -> Result<Environment<'static>> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
     python::install(&mut environment);
-    repr::install(&mut environment);
     harden::install(&mut environment);
     environment.remove_global("debug");
     // Jinja has no such filters, and they can grow a value without limit.
     for filter in ["chain", "zip"] {
         environment.remove_filter(filter);
     }
-    environment.add_filter("tojson", json::tojson);
+    environment.add_filter("tojson", write::tojson);
     environment.add_function(
         "raise_exception",
         |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
-            let raised = Raised(repr::text(state, message)?);
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
+            let raised = Error::new(Kind::Template, python::text(state, message)?);
+            Err(write::invalid("raise_exception").with_source(raised))
         },
     );
     Ok(environment)
@@ -218,16 +200,11 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
             .name("chat template".into())
             .stack_size(STACK);
         match thread.spawn_scoped(scope, work) {
-            Ok(handle) => handle.join().unwrap_or_else(|_| {
-                Err(Error::new(
-                    Kind::Template,
-                    "the template engine panicked on this template",
-                ))
-            }),
-            Err(err) => Err(Error::new(
-                Kind::Io,
-                format!("starting a thread for the chat template failed: {err}"),
-            )),
+            Ok(handle) => match handle.join() {
+                Ok(result) => result,
+                Err(_) => bail!(Template, "the template engine panicked on this template"),
+            },
+            Err(err) => bail!(Io, "starting a thread for the chat template failed: {err}"),
         }
     })
 }
@@ -236,8 +213,9 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
 fn failure(err: &minijinja::Error) -> Error {
     let mut source = std::error::Error::source(err);
     while let Some(cause) = source {
-        if let Some(Raised(message)) = cause.downcast_ref() {
-            return Error::new(Kind::Template, message.clone());
+        // That of `raise_exception`, not an error of minijinja.
+        if let Some(raised) = cause.downcast_ref::<Error>() {
+            return raised.clone();
         }
         source = cause.source();
     }
@@ -246,13 +224,8 @@ fn failure(err: &minijinja::Error) -> Error {
         (kind, Some(detail)) => format!("{kind}: {detail}"),
         (kind, None) => kind.to_string(),
     };
-    Error::new(
-        Kind::Template,
-        match err.line() {
-            Some(line) => format!("line {line}: {what}"),
-            None => what,
-        },
-    )
+    let line = err.line().map_or(String::new(), |line| format!("line {line}: "));
+    Error::new(Kind::Template, line + &what)
 }
 
 /// The message in the form that templates expect, see [`ChatTemplate::render`].

@@ -54,14 +54,12 @@ pub(super) enum Joining {
 }
 
 /// The sections of `tokenizer.json` that are checked before the library reads it.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Head {
-    #[serde(default)]
     added_tokens: Vec<Added>,
-    #[serde(default)]
-    normalizer: Option<Value>,
-    #[serde(default)]
-    decoder: Option<Value>,
+    normalizer: Value,
+    decoder: Value,
 }
 
 #[derive(Deserialize)]
@@ -85,14 +83,14 @@ impl Tokenizer {
         }
         let head: Head = serde_json::from_slice(bytes)
             .map_err(|err| Error::new(Kind::Tokenizer, format!("tokenizer.json is invalid: {err}")))?;
-        let growth = head.normalizer.as_ref().map_or(1, expansion);
+        let growth = expansion(&head.normalizer);
         if growth > MAX_EXPANSION {
             bail!(
                 Tokenizer,
                 "the normalizer makes a text up to {growth} times longer, expected at most {MAX_EXPANSION} times"
             );
         }
-        check_decoder(head.decoder.as_ref())?;
+        check_decoder(&head.decoder)?;
         let mut inner = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(bytes))?;
         inner.with_padding(None);
         guarded("switching truncation off", || inner.with_truncation(None).map(|_| ()))?;
@@ -297,12 +295,10 @@ impl Tokenizer {
     fn find_joining(&self, vocab: &HashMap<String, u32>) -> Result<Joining> {
         let decoder = serde_json::to_value(self.inner.get_decoder())
             .map_err(|err| Error::new(Kind::Tokenizer, format!("the decoder is invalid: {err}")))?;
-        let mut steps = Vec::new();
-        flatten(&decoder, "decoders", &mut steps);
-        let kind = |step: &Value| step["type"].as_str().unwrap_or_default().to_string();
+        let steps = flatten(&decoder, "decoders");
         if let [first, rest @ ..] = &steps[..]
-            && kind(first) == "ByteLevel"
-            && rest.iter().all(|step| kind(step) == "Fuse")
+            && first["type"] == "ByteLevel"
+            && rest.iter().all(|step| step["type"] == "Fuse")
         {
             return Ok(Joining::Bytes);
         }
@@ -311,7 +307,7 @@ impl Tokenizer {
             let one_char = step["pattern"]["String"]
                 .as_str()
                 .is_some_and(|p| p.chars().count() == 1);
-            match kind(step).as_str() {
+            match step["type"].as_str().unwrap_or_default() {
                 "Replace" if !fused || one_char => {}
                 "Strip" => {}
                 "ByteFallback" if !fused => byte_runs = true,
@@ -350,11 +346,7 @@ impl std::fmt::Debug for Tokenizer {
 /// The value of a token of the form `<0xE2>`.
 pub(super) fn byte_token(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    if hex.len() == 2 {
-        u8::from_str_radix(hex, 16).ok()
-    } else {
-        None
-    }
+    u8::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 2)
 }
 
 /// The text without marks, and the offsets of the marks in it.
@@ -376,10 +368,7 @@ fn guarded<T, E: std::fmt::Display>(what: &str, work: impl FnOnce() -> Result<T,
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(err)) => Err(Error::new(Kind::Tokenizer, format!("{what} failed: {err}"))),
-        Err(_) => Err(Error::new(
-            Kind::Tokenizer,
-            format!("{what} failed: the tokenizer library panicked on this file"),
-        )),
+        Err(_) => bail!(Tokenizer, "{what} failed: the tokenizer library panicked on this file"),
     }
 }
 
@@ -394,20 +383,18 @@ fn check_length(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Appends the steps of a nested sequence to `out`, in order. The JSON parser limits the nesting.
-fn flatten<'a>(step: &'a Value, members: &str, out: &mut Vec<&'a Value>) {
+/// The steps of a nested sequence, in order. The JSON parser limits the nesting.
+fn flatten<'a>(step: &'a Value, members: &str) -> Vec<&'a Value> {
     match step[members].as_array() {
-        Some(steps) => steps.iter().for_each(|step| flatten(step, members, out)),
-        None if step.is_null() => {}
-        None => out.push(step),
+        Some(steps) => steps.iter().flat_map(|step| flatten(step, members)).collect(),
+        None if step.is_null() => Vec::new(),
+        None => vec![step],
     }
 }
 
 /// An upper bound of the factor by which a normalizer lengthens a text.
 fn expansion(normalizer: &Value) -> u64 {
-    let mut steps = Vec::new();
-    flatten(normalizer, "normalizers", &mut steps);
-    steps.iter().fold(1u64, |total, step| {
+    flatten(normalizer, "normalizers").iter().fold(1u64, |total, step| {
         let growth = match step["type"].as_str() {
             // Every byte may match.
             Some("Replace") => {
@@ -425,12 +412,8 @@ fn expansion(normalizer: &Value) -> u64 {
 }
 
 /// Refuses decoders on which the library panics.
-fn check_decoder(decoder: Option<&Value>) -> Result<()> {
-    let mut steps = Vec::new();
-    if let Some(decoder) = decoder {
-        flatten(decoder, "decoders", &mut steps);
-    }
-    for step in steps {
+fn check_decoder(decoder: &Value) -> Result<()> {
+    for step in flatten(decoder, "decoders") {
         if step["type"] == "Strip" && step["stop"] != 0 {
             bail!(Tokenizer, "the decoder Strip has stop {}, expected 0", step["stop"]);
         }

@@ -6,7 +6,7 @@ use super::rewrite::{NewFile, NewTensor, header_of, object};
 use super::{Progress, Written};
 use crate::dtype::encode::storage_dtype;
 use crate::error::{Result, bail};
-use crate::format::cmf::{CmfContainer, Mask, Sections};
+use crate::format::cmf::{CmfContainer, Mask, MaskAxis, Sections};
 use crate::format::{TensorInfo, TensorSpec};
 use serde_json::json;
 use std::path::Path;
@@ -96,9 +96,9 @@ fn restricts_more(mask: &Mask) -> bool {
     let shape = mask.shape();
     let rows = 0..shape.rows;
     (0..shape.layers).any(|layer| !mask.layer(layer))
-        || rows
-            .clone()
-            .any(|row| mask.head_count(row) < shape.heads || mask.expert_count(row) < shape.experts)
+        || rows.clone().any(|row| {
+            mask.count(MaskAxis::Heads, row) < shape.heads || mask.count(MaskAxis::Experts, row) < shape.experts
+        })
 }
 
 /// The remaining part of a layer's FFN.
@@ -122,7 +122,7 @@ fn alive(model: &CmfContainer, mask: &Mask, layer: usize) -> Result<Option<Kept>
     let Some(gate) = model.find(&format!("model.layers.{layer}.mlp.gate_proj.weight")) else {
         if (layer..shape.rows)
             .step_by(shape.layers)
-            .any(|invocation| mask.ffn_count(invocation) < shape.ffn)
+            .any(|invocation| mask.count(MaskAxis::Neurons, invocation) < shape.ffn)
         {
             bail!(
                 UnsupportedModel,
@@ -136,7 +136,7 @@ fn alive(model: &CmfContainer, mask: &Mask, layer: usize) -> Result<Option<Kept>
     let used = |&neuron: &usize| {
         (layer..shape.rows)
             .step_by(shape.layers)
-            .any(|invocation| mask.ffn(invocation, neuron))
+            .any(|invocation| mask.unit(MaskAxis::Neurons, invocation, neuron))
     };
     let neurons: Vec<usize> = (0..before).filter(used).collect();
     if neurons.is_empty() {

@@ -1,6 +1,6 @@
 //! `diff`: the differences between two models. The layout of their files is not compared.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::format::cmf::CmfContainer;
 use crate::format::hash64;
 use crate::format::json::without_nulls;
@@ -103,9 +103,7 @@ fn arch(model: &CmfContainer) -> Result<Map<String, Value>> {
         Some(Value::Object(members)) => members,
         _ => Map::new(),
     };
-    let typed = serde_json::to_value(&model.header().arch)
-        .map_err(|err| Error::new(Kind::Parse, format!("arch cannot be written as JSON: {err}")))?;
-    if let Value::Object(typed) = without_nulls(&typed) {
+    if let Value::Object(typed) = model.header().arch.to_json()? {
         members.extend(typed);
     }
     Ok(members)

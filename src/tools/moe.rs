@@ -5,7 +5,7 @@ use super::cut;
 use super::rewrite::{NewFile, NewTensor, header_of, object};
 use super::{Progress, Written};
 use crate::error::{Result, bail};
-use crate::format::cmf::{CmfContainer, Mask, MaskShape, Sections};
+use crate::format::cmf::{CmfContainer, Mask, MaskAxis, MaskShape, Sections};
 use crate::format::{TensorInfo, TensorSpec, json, read_start};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -183,7 +183,7 @@ pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progres
         let count = experts.get(&layer).copied().unwrap_or(0);
         for invocation in (layer..mask.shape().rows).step_by(mask.shape().layers) {
             for expert in (0..count).filter(|expert| keep.binary_search(expert).is_err()) {
-                mask.set_expert(invocation, expert, false)?;
+                mask.set_unit(MaskAxis::Experts, invocation, expert, false)?;
             }
         }
         off += count - keep.len();

@@ -91,13 +91,10 @@ impl NewFile<'_> {
         if self.per_loop && self.sections.masks.is_some() {
             writer = writer.with_loop_masks()?;
         }
-        self.each(progress, &mut |payload, stored| match stored {
-            Some(stored) => writer.copy(payload, stored),
-            None => writer.write(payload),
-        })?;
+        self.each(progress, &mut |payload, stored| writer.put(payload, stored))?;
         Ok(Written {
             tensors: self.tensors.len(),
-            bytes: writer.finish()?,
+            bytes: writer.finish()?.bytes,
             notes,
         })
     }

@@ -5,7 +5,7 @@ use super::{Progress, Written};
 use crate::convert::{Event, Options, Report, Target, convert_to};
 use crate::dtype::Size;
 use crate::error::{Error, Kind, Result, bail};
-use crate::format::cmf::{CmfContainer, SplitFiles, SplitOptions, SplitWriter, base_name};
+use crate::format::cmf::{CmfContainer, CmfWriter, SplitOptions, WrittenFiles, base_name};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub fn shard(model: &Path, max_bytes: u64, out: &Path, progress: Progress) -> Re
     let model = CmfContainer::open(model)?;
     let file = compact::whole(&model)?;
     let tensors = file.tensors.iter();
-    let mut writer = SplitWriter::create(
+    let mut writer = CmfWriter::split(
         SplitOptions {
             dir,
             base,
@@ -33,9 +33,11 @@ pub fn shard(model: &Path, max_bytes: u64, out: &Path, progress: Progress) -> Re
             .map(|tensor| (tensor.spec.clone(), Size::Exact(tensor.source_bytes())))
             .collect(),
         file.sections,
-        file.per_loop,
     )?;
-    file.each(progress, &mut |payload, stored| writer.write(payload, stored))?;
+    if file.per_loop && file.sections.masks.is_some() {
+        writer = writer.with_loop_masks()?;
+    }
+    file.each(progress, &mut |payload, stored| writer.put(payload, stored))?;
     let files = writer.finish()?;
     let written = Written {
         tensors: file.tensors.len(),
@@ -68,7 +70,7 @@ pub fn convert_to_shards(
 }
 
 /// A note about files that exceed the limit.
-fn larger(written: &SplitFiles, max_bytes: u64) -> Option<String> {
+fn larger(written: &WrittenFiles, max_bytes: u64) -> Option<String> {
     let larger = written.larger;
     (larger > 0).then(|| {
         let files = written.paths.len();

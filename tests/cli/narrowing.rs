@@ -3,7 +3,7 @@
 use crate::build::{fixture, run};
 use cmf_gpu::format::TensorSpec;
 use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
-use cmf_gpu::source::{Mask, MaskShape, Masks, TensorInfo};
+use cmf_gpu::source::{Mask, MaskAxis, MaskShape, Masks, TensorInfo};
 use serde_json::Value;
 use std::path::Path;
 use tempfile::TempDir;
@@ -112,7 +112,7 @@ fn with_mask(from: &str, out: &str) {
     let mut mask = Mask::open(0, "t", shape);
     for layer in 0..shape.layers {
         let off = (0..shape.ffn).filter(|neuron| neuron % 3 == layer % 3 || (layer == 1 && *neuron < 40));
-        off.for_each(|neuron| mask.set_ffn(layer, neuron, false).unwrap());
+        off.for_each(|neuron| mask.set_unit(MaskAxis::Neurons, layer, neuron, false).unwrap());
     }
     let masks = Masks {
         default_task: None,

@@ -4,7 +4,7 @@ use super::raw::sample;
 use super::{fixture, refusal};
 use cmf_gpu::Kind;
 use cmf_gpu::format::cmf::CmfContainer;
-use cmf_gpu::source::{Mask, MaskShape, Masks};
+use cmf_gpu::source::{Mask, MaskAxis, MaskShape, Masks};
 use serde_json::{Value, json};
 
 const SHAPE: MaskShape = MaskShape {
@@ -43,21 +43,56 @@ fn bits_are_where_the_format_puts_them() {
     let masks = Masks::parse(&section(&meta().to_string(), 2), SHAPE).unwrap();
     let (a, b) = (&masks.masks[0], masks.find("b").unwrap());
     for mask in [a, b] {
-        let on = |layer: usize| (0..12).filter(|&neuron| mask.ffn(layer, neuron)).collect::<Vec<_>>();
+        let on = |layer: usize| {
+            (0..12)
+                .filter(|&neuron| mask.unit(MaskAxis::Neurons, layer, neuron))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(on(0), [0, 11]);
         assert_eq!(on(1), (0..12).collect::<Vec<_>>());
-        assert_eq!([0, 1, 2].map(|head| mask.head(0, head)), [true, false, true]);
-        assert_eq!((mask.ffn_count(0), mask.head_count(0), mask.head_count(1)), (2, 2, 3));
+        assert_eq!(
+            [0, 1, 2].map(|head| mask.unit(MaskAxis::Heads, 0, head)),
+            [true, false, true]
+        );
+        assert_eq!(
+            (
+                mask.count(MaskAxis::Neurons, 0),
+                mask.count(MaskAxis::Heads, 0),
+                mask.count(MaskAxis::Heads, 1)
+            ),
+            (2, 2, 3)
+        );
         assert_eq!([0, 1].map(|layer| mask.layer(layer)), [false, true]);
-        assert_eq!((mask.ffn_bits(0), mask.head_bits(0)), (&BLOB[..2], &BLOB[4..5]));
+        assert_eq!(
+            (mask.bits(MaskAxis::Neurons, 0), mask.bits(MaskAxis::Heads, 0)),
+            (Some(&BLOB[..2]), Some(&BLOB[4..5]))
+        );
         assert!(!mask.is_open());
         // The layer of a draft head and a neuron out of range are not restricted.
-        assert!(mask.layer(2) && mask.ffn(0, 12) && mask.head(0, 3) && mask.expert(0, 5));
+        assert!(
+            mask.layer(2)
+                && mask.unit(MaskAxis::Neurons, 0, 12)
+                && mask.unit(MaskAxis::Heads, 0, 3)
+                && mask.unit(MaskAxis::Experts, 0, 5)
+        );
     }
-    assert!((0..5).all(|expert| a.expert(0, expert)) && !a.has_experts() && a.expert_count(0) == 5);
-    assert_eq!((0..5).filter(|&expert| b.expert(0, expert)).collect::<Vec<_>>(), [0]);
+    assert!(
+        (0..5).all(|expert| a.unit(MaskAxis::Experts, 0, expert))
+            && !a.has_experts()
+            && a.count(MaskAxis::Experts, 0) == 5
+    );
     assert_eq!(
-        (b.expert_count(0), b.expert_count(1), b.expert_bits(1)),
+        (0..5)
+            .filter(|&expert| b.unit(MaskAxis::Experts, 0, expert))
+            .collect::<Vec<_>>(),
+        [0]
+    );
+    assert_eq!(
+        (
+            b.count(MaskAxis::Experts, 0),
+            b.count(MaskAxis::Experts, 1),
+            b.bits(MaskAxis::Experts, 1)
+        ),
         (1, 5, Some(&BLOB[8..]))
     );
     assert_eq!(
@@ -92,21 +127,26 @@ fn written_masks_are_read_back() {
 
     let mut mask = Mask::open(1, "open", SHAPE);
     assert!(mask.is_open());
-    mask.set_expert(0, 0, true).unwrap();
+    mask.set_unit(MaskAxis::Experts, 0, 0, true).unwrap();
     assert!(mask.is_open() && mask.has_experts(), "all experts on restrict nothing");
-    mask.set_ffn(1, 3, false).unwrap();
-    mask.set_head(0, 2, false).unwrap();
+    mask.set_unit(MaskAxis::Neurons, 1, 3, false).unwrap();
+    mask.set_unit(MaskAxis::Heads, 0, 2, false).unwrap();
     mask.set_layer(1, false).unwrap();
-    mask.set_expert(1, 4, false).unwrap();
+    mask.set_unit(MaskAxis::Experts, 1, 4, false).unwrap();
     assert_eq!(
-        (mask.ffn_count(1), mask.head_count(0), mask.layer(1), mask.expert(1, 4)),
+        (
+            mask.count(MaskAxis::Neurons, 1),
+            mask.count(MaskAxis::Heads, 0),
+            mask.layer(1),
+            mask.unit(MaskAxis::Experts, 1, 4)
+        ),
         (11, 2, false, false)
     );
     for err in [
-        mask.set_ffn(0, 12, true),
-        mask.set_head(0, 3, true),
+        mask.set_unit(MaskAxis::Neurons, 0, 12, true),
+        mask.set_unit(MaskAxis::Heads, 0, 3, true),
         mask.set_layer(2, true),
-        mask.set_expert(0, 5, true),
+        mask.set_unit(MaskAxis::Experts, 0, 5, true),
     ] {
         assert_eq!(err.unwrap_err().kind, Kind::Usage);
     }
@@ -118,7 +158,7 @@ fn written_masks_are_read_back() {
         Masks::parse(&masks(&mask).to_bytes().unwrap(), SHAPE).unwrap(),
         masks(&mask)
     );
-    (0..5).for_each(|expert| mask.set_expert(1, expert, false).unwrap());
+    (0..5).for_each(|expert| mask.set_unit(MaskAxis::Experts, 1, expert, false).unwrap());
     assert_eq!(masks(&mask).to_bytes().unwrap_err().kind, Kind::Usage);
     let named = |name: &str| masks(&Mask::open(0, name, SHAPE)).to_bytes().is_ok();
     assert!(named("täsk/1") && !named("") && !named("none") && !named("a\n") && !named(&"x".repeat(257)));
@@ -128,7 +168,7 @@ fn written_masks_are_read_back() {
 fn loops_can_have_rows_of_their_own() {
     let shape = MaskShape { rows: 6, ..SHAPE };
     let mut mask = Mask::open(0, "m", shape);
-    mask.set_ffn(2 * 2 + 1, 5, false).unwrap();
+    mask.set_unit(MaskAxis::Neurons, 2 * 2 + 1, 5, false).unwrap();
     mask.set_layer(0, false).unwrap();
     let bytes = Masks {
         default_task: None,
@@ -138,12 +178,17 @@ fn loops_can_have_rows_of_their_own() {
     // 6 rows of 2 and 1 bytes, and one byte of layer gates.
     assert!(std::str::from_utf8(&bytes[8..]).is_err() && String::from_utf8_lossy(&bytes).contains("\"blob_len\":19"));
     let masks = Masks::parse(&bytes, shape).unwrap();
-    let off: Vec<usize> = (0..6).filter(|&visit| !masks.masks[0].ffn(visit, 5)).collect();
+    let off: Vec<usize> = (0..6)
+        .filter(|&visit| !masks.masks[0].unit(MaskAxis::Neurons, visit, 5))
+        .collect();
     assert_eq!(off, [5], "layer 1 of the last of three passes");
     assert!(!masks.masks[0].layer(0));
     // Without rows for each loop, every loop reads the row of its layer.
     let plain = Masks::parse(&section(&meta().to_string(), 2), SHAPE).unwrap();
-    assert_eq!(plain.masks[0].ffn_count(2), plain.masks[0].ffn_count(0));
+    assert_eq!(
+        plain.masks[0].count(MaskAxis::Neurons, 2),
+        plain.masks[0].count(MaskAxis::Neurons, 0)
+    );
     assert!(
         Masks::parse(&bytes, SHAPE).is_err(),
         "rows of passes where layers are expected"
@@ -401,16 +446,22 @@ fn masks_of_another_writer() {
         for layer in 0..3 {
             for neuron in 0..160 {
                 let bit = section[start + layer * 20 + neuron / 8] >> (neuron % 8) & 1 == 1;
-                assert_eq!(mask.ffn(layer, neuron), bit);
+                assert_eq!(mask.unit(MaskAxis::Neurons, layer, neuron), bit);
             }
             for head in 0..3 {
-                assert_eq!(mask.head(layer, head), section[start + 60 + layer] >> head & 1 == 1);
+                assert_eq!(
+                    mask.unit(MaskAxis::Heads, layer, head),
+                    section[start + 60 + layer] >> head & 1 == 1
+                );
             }
             assert_eq!(mask.layer(layer), section[start + 63] >> layer & 1 == 1);
         }
     }
     let narrow = masks.find("narrow").unwrap();
-    assert_eq!([0, 1, 2].map(|layer| narrow.ffn_count(layer)), [88, 80, 82]);
+    assert_eq!(
+        [0, 1, 2].map(|layer| narrow.count(MaskAxis::Neurons, layer)),
+        [88, 80, 82]
+    );
     assert_eq!([0, 1, 2].map(|layer| narrow.layer(layer)), [true, false, true]);
     assert_eq!(narrow.quality.as_ref().unwrap()["value"], 0.97);
     assert_eq!(

@@ -35,7 +35,7 @@ fn write(path: &Path) -> u64 {
     for record in sample().records {
         writer.write(&record.payload).unwrap();
     }
-    writer.finish().unwrap()
+    writer.finish().unwrap().bytes
 }
 
 fn files(dir: &Path) -> Vec<String> {
@@ -144,7 +144,8 @@ fn a_file_without_tensors_or_sections_is_valid() {
     let len = CmfWriter::create(&path, members(), Vec::new(), Sections::default())
         .unwrap()
         .finish()
-        .unwrap();
+        .unwrap()
+        .bytes;
     assert_eq!(len, std::fs::metadata(&path).unwrap().len());
     assert!(CmfContainer::open(&path).unwrap().verify(&mut |_, _| ()).ok());
 }

@@ -8,7 +8,7 @@ use crate::{PLACES, Place};
 use cmf_gpu::lm::run::Session;
 use cmf_gpu::lm::{Plan, ProgramKind};
 use cmf_gpu::op::{Kernel, LIST_HEADER};
-use cmf_gpu::source::{Mask, MaskShape};
+use cmf_gpu::source::{Mask, MaskAxis, MaskShape};
 
 /// The neurons and query heads that a layer keeps, and the key-value heads that these read.
 #[derive(Clone)]
@@ -261,10 +261,10 @@ fn masks_of_passes_are_cuts_of_layers_that_exist_twice() {
                     continue;
                 };
                 for i in without(160, |i| kept.neurons.contains(&i)) {
-                    mask.set_ffn(invocation, i, false).unwrap();
+                    mask.set_unit(MaskAxis::Neurons, invocation, i, false).unwrap();
                 }
                 for i in without(3, |i| kept.heads.contains(&i)) {
-                    mask.set_head(invocation, i, false).unwrap();
+                    mask.set_unit(MaskAxis::Heads, invocation, i, false).unwrap();
                 }
             }
         },

@@ -10,7 +10,7 @@ use cmf_gpu::lm::{LowerOptions, Plan, ProgramKind, lower};
 use cmf_gpu::model::{Model, bind};
 use cmf_gpu::op::{Kernel, Kv};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::source::{Arch, Mask, MaskShape, Masks, MemoryTensors, Tensors};
+use cmf_gpu::source::{Arch, Mask, MaskAxis, MaskShape, Masks, MemoryTensors, Tensors};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -227,10 +227,10 @@ pub(super) fn mask_like(mask: &mut Mask, kept: &[Option<(Vec<usize>, Vec<usize>)
             continue;
         };
         for i in (0..neurons).filter(|i| !some.contains(i)) {
-            mask.set_ffn(layer, i, false).unwrap();
+            mask.set_unit(MaskAxis::Neurons, layer, i, false).unwrap();
         }
         for i in (0..heads).filter(|i| !some_heads.contains(i)) {
-            mask.set_head(layer, i, false).unwrap();
+            mask.set_unit(MaskAxis::Heads, layer, i, false).unwrap();
         }
     }
 }
@@ -317,7 +317,7 @@ fn masking_experts_equals_a_mixture_without_them() {
         |mask| {
             for (layer, kept) in kept.iter().enumerate().skip(1) {
                 for expert in (0..8).filter(|expert| !kept.contains(expert)) {
-                    mask.set_expert(layer, expert, false).unwrap();
+                    mask.set_unit(MaskAxis::Experts, layer, expert, false).unwrap();
                 }
             }
         },
@@ -355,7 +355,7 @@ fn a_mask_reads_fewer_bytes_and_a_change_of_masks_uploads_nothing() {
     let masked = Network::same(&golden).with(
         |mask| {
             for (layer, i) in (0..3).flat_map(|layer| (0..64).map(move |i| (layer, i))) {
-                mask.set_ffn(layer, i, false).unwrap();
+                mask.set_unit(MaskAxis::Neurons, layer, i, false).unwrap();
             }
         },
         false,
@@ -414,7 +414,7 @@ fn kernels(plan: &Plan, kind: ProgramKind) -> Vec<(Kernel, bool)> {
 fn speculative_steps_follow_the_selected_mask() {
     let golden = golden("qwen2");
     let plain = Network::same(&golden);
-    let masked = Network::same(&golden).with(|mask| mask.set_head(1, 0, false).unwrap(), false);
+    let masked = Network::same(&golden).with(|mask| mask.set_unit(MaskAxis::Heads, 1, 0, false).unwrap(), false);
     let options = LowerOptions {
         max_binding: 1 << 30,
         drafts: 3,
@@ -466,7 +466,7 @@ fn a_mask_stores_no_weights() {
         let plain = Network::same(&golden).plan(1 << 30);
         let edit = |mask: &mut Mask| {
             for layer in 0..2 {
-                (0..40).for_each(|unit| mask.set_ffn(layer, unit * 3, false).unwrap());
+                (0..40).for_each(|unit| mask.set_unit(MaskAxis::Neurons, layer, unit * 3, false).unwrap());
             }
         };
         let masked = Network::same(&golden).with(edit, false).plan(1 << 30);
@@ -493,12 +493,14 @@ fn impossible_masks_are_refused() {
         assert_eq!(err.kind.name(), "UnsupportedModel");
         err.message
     };
-    let said = refused("qwen3_moe", |mask| mask.set_ffn(1, 3, false).unwrap());
+    let said = refused("qwen3_moe", |mask| {
+        mask.set_unit(MaskAxis::Neurons, 1, 3, false).unwrap()
+    });
     assert!(
         said.contains("neurons of layer 1, which is a mixture of experts"),
         "{said}"
     );
-    let said = refused("qwen3_5", |mask| mask.set_head(0, 3, false).unwrap());
+    let said = refused("qwen3_5", |mask| mask.set_unit(MaskAxis::Heads, 0, 3, false).unwrap());
     assert!(
         said.contains("heads of layer 0, which has no softmax attention"),
         "{said}"
@@ -547,10 +549,10 @@ fn masks_of_loop_iterations_equal_masks_of_layers_that_are_stored_twice() {
     // Different in each pass, except for the layer that is off.
     let edit = |mask: &mut Mask| {
         for i in (0..160).filter(|i| i % 3 == 0) {
-            mask.set_ffn(0, i, false).unwrap();
-            mask.set_ffn(5, i / 2, false).unwrap();
+            mask.set_unit(MaskAxis::Neurons, 0, i, false).unwrap();
+            mask.set_unit(MaskAxis::Neurons, 5, i / 2, false).unwrap();
         }
-        mask.set_head(3, 1, false).unwrap();
+        mask.set_unit(MaskAxis::Heads, 3, 1, false).unwrap();
     };
     let looped = looped.with(
         |mask| {
@@ -570,11 +572,11 @@ fn masks_of_loop_iterations_equal_masks_of_layers_that_are_stored_twice() {
     agree("qwen2", &looped, &unrolled, 0.0);
     // A mask with one row for each layer applies to every pass.
     let [again, written] = self::looped(&golden);
-    let again = again.with(|mask| mask.set_head(2, 0, false).unwrap(), false);
+    let again = again.with(|mask| mask.set_unit(MaskAxis::Heads, 2, 0, false).unwrap(), false);
     let written = written.with(
         |mask| {
-            mask.set_head(2, 0, false).unwrap();
-            mask.set_head(5, 0, false).unwrap();
+            mask.set_unit(MaskAxis::Heads, 2, 0, false).unwrap();
+            mask.set_unit(MaskAxis::Heads, 5, 0, false).unwrap();
         },
         false,
     );
@@ -648,8 +650,8 @@ fn every_step_under_a_mask_is_right_and_a_wrong_list_is_found() {
         |mask| {
             (0..96)
                 .filter(|i| i % 5 < 2)
-                .for_each(|i| mask.set_ffn(0, i, false).unwrap());
-            mask.set_head(1, 1, false).unwrap();
+                .for_each(|i| mask.set_unit(MaskAxis::Neurons, 0, i, false).unwrap());
+            mask.set_unit(MaskAxis::Heads, 1, 1, false).unwrap();
         },
         false,
     );

@@ -10,7 +10,7 @@ use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::lm::{LowerOptions, Plan, ProgramKind};
 use cmf_gpu::model::FeedForward;
 use cmf_gpu::op::{Kernel, Kv};
-use cmf_gpu::source::Tensors;
+use cmf_gpu::source::{MaskAxis, Tensors};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -161,9 +161,9 @@ fn under_masks_they_agree_with_the_host() {
             for &layer in others {
                 [1, 2, 6]
                     .iter()
-                    .for_each(|&expert| mask.set_expert(layer, expert, false).unwrap());
+                    .for_each(|&expert| mask.set_unit(MaskAxis::Experts, layer, expert, false).unwrap());
             }
-            (1..8).for_each(|expert| mask.set_expert(last, expert, false).unwrap());
+            (1..8).for_each(|expert| mask.set_unit(MaskAxis::Experts, last, expert, false).unwrap());
         });
         let whole = planned(&network, 0);
         let masks = network.model().masks.masks;

@@ -6,7 +6,7 @@ use cmf_gpu::engine::LoadedModel;
 use cmf_gpu::lm::Plan;
 use cmf_gpu::lm::run::Session;
 use cmf_gpu::options::{LoadOptions, TaskChoice};
-use cmf_gpu::source::{Mask, TensorId, Tensors};
+use cmf_gpu::source::{Mask, MaskAxis, TensorId, Tensors};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 
@@ -22,7 +22,7 @@ const FIRST: usize = 1;
 fn keep(mask: &mut Mask, kept: &[&[usize]; 3]) {
     for (layer, kept) in kept.iter().enumerate() {
         for expert in (0..8).filter(|expert| !kept.contains(expert)) {
-            mask.set_expert(FIRST + layer, expert, false).unwrap();
+            mask.set_unit(MaskAxis::Experts, FIRST + layer, expert, false).unwrap();
         }
     }
 }

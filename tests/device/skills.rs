@@ -9,7 +9,7 @@ use cmf_gpu::graph::Counters;
 use cmf_gpu::lm::run::Cancel;
 use cmf_gpu::op::Kv;
 use cmf_gpu::options::{DeviceChoice, LoadOptions, Overlay, Speculation, TaskChoice};
-use cmf_gpu::source::{Mask, MaskShape, Masks, Selection, SkillView};
+use cmf_gpu::source::{Mask, MaskAxis, MaskShape, Masks, Selection, SkillView};
 use cmf_gpu::tools::registry::set_selection;
 use cmf_gpu::{Kind, Notice, Result, routing, tools};
 use half::f16;
@@ -367,8 +367,10 @@ fn masked(dir: &Path) -> PathBuf {
             .collect(),
     };
     for neuron in 0..32 {
-        masks.masks[0].set_ffn(0, neuron, false).unwrap();
-        masks.masks[1].set_ffn(1, 2 * neuron, false).unwrap();
+        masks.masks[0].set_unit(MaskAxis::Neurons, 0, neuron, false).unwrap();
+        masks.masks[1]
+            .set_unit(MaskAxis::Neurons, 1, 2 * neuron, false)
+            .unwrap();
     }
     let mut header = container.header_json().clone();
     let skills = json!([

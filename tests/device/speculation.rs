@@ -15,7 +15,7 @@ use cmf_gpu::model::{FeedForward, HeadInput, bind};
 use cmf_gpu::op::{Kv, SlotState, batch_len};
 use cmf_gpu::options::{LoadOptions, Speculation};
 use cmf_gpu::sampling::Sampling;
-use cmf_gpu::source::{Arch, Mask, MaskShape, MemoryTensors, Mtp, MtpHidden, Tensors};
+use cmf_gpu::source::{Arch, Mask, MaskAxis, MaskShape, MemoryTensors, Mtp, MtpHidden, Tensors};
 use cmf_gpu::synthetic::{ExpertShape, Shape, synthetic};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -255,7 +255,7 @@ fn masked_networks() -> Vec<(&'static str, Network)> {
     let every_third = |mask: &mut Mask, layer: usize, neurons: usize| {
         (0..neurons)
             .filter(|i| i % 3 == 1 || (32..96).contains(i))
-            .for_each(|i| mask.set_ffn(layer, i, false).unwrap());
+            .for_each(|i| mask.set_unit(MaskAxis::Neurons, layer, i, false).unwrap());
     };
     let experts = |mask: &mut Mask| {
         // The last layer has fewer than a token takes.
@@ -263,26 +263,28 @@ fn masked_networks() -> Vec<(&'static str, Network)> {
             .into_iter()
             .chain((1..8).map(|expert| (3, expert)))
         {
-            mask.set_expert(layer, expert, false).unwrap();
+            mask.set_unit(MaskAxis::Experts, layer, expert, false).unwrap();
         }
-        mask.set_head(3, 1, false).unwrap();
+        mask.set_unit(MaskAxis::Heads, 3, 1, false).unwrap();
     };
     let mut looped = Network::golden("qwen2");
     looped.arch.num_loops = 2;
     let looped = looped.masked(|mask| {
         every_third(mask, 0, 160);
         every_third(mask, 4, 64);
-        mask.set_head(5, 1, false).unwrap();
+        mask.set_unit(MaskAxis::Heads, 5, 1, false).unwrap();
         mask.set_layer(1, false).unwrap();
     });
     let dense = |mask: &mut Mask| {
         every_third(mask, 0, 128);
-        mask.set_head(1, 0, false).unwrap();
+        mask.set_unit(MaskAxis::Heads, 1, 0, false).unwrap();
         mask.set_layer(2, false).unwrap();
     };
     // The draft head was trained for the whole network, so the mask is small.
     let light = |mask: &mut Mask| {
-        [3, 83].iter().for_each(|&i| mask.set_ffn(0, i, false).unwrap());
+        [3, 83]
+            .iter()
+            .for_each(|&i| mask.set_unit(MaskAxis::Neurons, 0, i, false).unwrap());
     };
     vec![
         ("qwen2, twice", looped),

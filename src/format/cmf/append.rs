@@ -3,24 +3,27 @@
 //! New payloads are appended, then a new directory, header and index. After a sync, the 128 bytes of the envelope are
 //! replaced in one write. Before that write the file is the old model followed by unused bytes; after it, the new model.
 
-use super::directory::{self, Entry, Payload, TENSOR_ALIGN};
+use super::directory::{self, Entry, TENSOR_ALIGN};
 use super::envelope::{Envelope, LOOP_MASKS, Span};
 use super::file::CmfFile;
 use super::head::Head;
+use super::sections::PerSection;
 use crate::error::{Error, Result, bail};
 use crate::format::hash::hash64;
-use crate::format::tensor::{TensorInfo, TensorSpec};
+use crate::format::tensor::TensorSpec;
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The output: a file, or in tests a record of the operations.
-trait Disk {
+/// What an [`Appender`] writes to: a file, or in tests a record of the operations.
+pub trait Disk {
+    /// Writes `bytes` at `offset`.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Returns after everything written so far is on the disk.
     fn sync(&mut self) -> io::Result<()>;
+    /// Shortens the file to `len` bytes.
     fn cut(&mut self, len: u64) -> io::Result<()>;
 }
 
@@ -41,62 +44,7 @@ impl Disk for File {
 
 /// Adds tensors to a file in place, or removes names from its directory. If dropped before [`Appender::finish`], it leaves
 /// the file unchanged.
-pub struct Appender(Growth<File>);
-
-impl Appender {
-    /// Opens the file that is to grow.
-    ///
-    /// Errors: those of [`CmfContainer::open`](super::CmfContainer::open); `Io` if it cannot be written or another program is
-    /// changing it.
-    pub fn open(path: &Path) -> Result<Appender> {
-        let io = |err: &io::Error| Error::io(path, err);
-        let old = CmfFile::open(path)?;
-        let disk = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(|err| io(&err))?;
-        match disk.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!(Io, "{}: another program is changing it", path.display()),
-            Err(TryLockError::Error(err)) => return Err(io(&err)),
-        }
-        // The file must not have changed between reading and locking it.
-        if disk.metadata().map_err(|err| io(&err))?.len() != old.mapped.len() {
-            bail!(Io, "{}: another program has changed it", path.display());
-        }
-        Growth::new(old, disk).map(Appender)
-    }
-
-    /// The current header.
-    pub fn header_json(&self) -> &Map<String, Value> {
-        &self.0.old.header_json
-    }
-
-    /// Bytes of the file before the change.
-    pub fn bytes_before(&self) -> u64 {
-        self.0.old.mapped.len()
-    }
-
-    /// Appends a tensor.
-    ///
-    /// Errors: `Usage` for a name or shape that the directory cannot hold, and for a name that exists; `Parse` for a length
-    /// that type and shape do not allow; `Io`.
-    pub fn add(&mut self, tensor: TensorSpec, payload: &[u8]) -> Result<()> {
-        self.0.add(tensor, payload)
-    }
-
-    /// Turns the file into the new model, with the added tensors, without those that `drop` selects, and with this header.
-    /// Returns its length in bytes.
-    ///
-    /// Errors: `Parse` for a header that opening would refuse, `HashMismatch` for a damaged optional section, `Io`.
-    pub fn finish(self, header: Map<String, Value>, drop: &dyn Fn(&str) -> bool) -> Result<u64> {
-        self.0.finish(header, drop)
-    }
-}
-
-struct Growth<D: Disk> {
-    path: PathBuf,
+pub struct Appender<D: Disk = File> {
     old: CmfFile,
     disk: D,
     entries: Vec<Entry>,
@@ -109,20 +57,39 @@ struct Growth<D: Disk> {
     undo: bool,
 }
 
-impl<D: Disk> Growth<D> {
-    fn new(mut old: CmfFile, disk: D) -> Result<Growth<D>> {
-        let data = old.envelope.data;
-        let Some(data_end) = data.off.checked_add(data.len) else {
+impl Appender {
+    /// Opens the file that is to grow.
+    ///
+    /// Errors: those of [`CmfContainer::open`](super::CmfContainer::open); `Io` if it cannot be written or another program is
+    /// changing it.
+    pub fn open(path: &Path) -> Result<Appender> {
+        let io = |err: io::Error| Error::io(path, &err);
+        let old = CmfFile::open(path)?;
+        let disk = OpenOptions::new().read(true).write(true).open(path).map_err(io)?;
+        match disk.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!(Io, "{}: another program is changing it", path.display()),
+            Err(TryLockError::Error(err)) => return Err(io(err)),
+        }
+        // The file must not have changed between reading and locking it.
+        if disk.metadata().map_err(io)?.len() != old.mapped.len() {
+            bail!(Io, "{}: another program has changed it", path.display());
+        }
+        Appender::new(old, disk)
+    }
+}
+
+impl<D: Disk> Appender<D> {
+    fn new(mut old: CmfFile, disk: D) -> Result<Appender<D>> {
+        let Span { off, len } = old.envelope.data;
+        let Some(data_end) = off.checked_add(len) else {
             bail!(
                 Bounds,
-                "the end of the weight blob at {:#x} with {} bytes overflows",
-                data.off,
-                data.len
+                "the end of the weight blob at {off:#x} with {len} bytes overflows"
             );
         };
         let entries = std::mem::take(&mut old.entries);
-        Ok(Growth {
-            path: old.path().to_owned(),
+        Ok(Appender {
             names: entries.iter().map(|entry| entry.info.name.clone()).collect(),
             entries,
             end: old.mapped.len(),
@@ -133,23 +100,36 @@ impl<D: Disk> Growth<D> {
         })
     }
 
+    /// The current header.
+    pub fn header_json(&self) -> &Map<String, Value> {
+        &self.old.header_json
+    }
+
+    /// Bytes of the file before the change.
+    pub fn bytes_before(&self) -> u64 {
+        self.old.mapped.len()
+    }
+
     fn put(&mut self, bytes: &[u8]) -> Result<Span> {
         let span = Span {
             off: self.end,
             len: bytes.len() as u64,
         };
-        self.disk
-            .write_at(span.off, bytes)
-            .map_err(|err| Error::io(&self.path, &err))?;
+        let written = self.disk.write_at(span.off, bytes);
+        written.map_err(|err| Error::io(self.old.path(), &err))?;
         self.end += span.len;
         Ok(span)
     }
 
-    fn add(&mut self, TensorSpec { name, dtype, shape }: TensorSpec, payload: &[u8]) -> Result<()> {
-        directory::check_writable(&name, dtype, &shape)?;
-        dtype
-            .check_length(&shape, payload)
-            .map_err(|err| err.context(format_args!("tensor '{name}'")))?;
+    /// Appends a tensor.
+    ///
+    /// Errors: `Usage` for a name or shape that the directory cannot hold, and for a name that exists; `Parse` for a length
+    /// that type and shape do not allow; `Io`.
+    pub fn add(&mut self, tensor: TensorSpec, payload: &[u8]) -> Result<()> {
+        directory::check_writable(&tensor.name, tensor.dtype, &tensor.shape)?;
+        let mut entry = Entry::unwritten(tensor);
+        entry.check_length(payload)?;
+        let name = &entry.info.name;
         if !self.names.insert(name.clone()) {
             bail!(Usage, "tensor '{name}' exists already");
         }
@@ -158,48 +138,41 @@ impl<D: Disk> Growth<D> {
         self.end = self.end.max(blob).next_multiple_of(TENSOR_ALIGN);
         let span = self.put(payload)?;
         self.data_end = self.end.next_multiple_of(TENSOR_ALIGN);
-        self.entries.push(Entry {
-            info: TensorInfo {
-                name,
-                dtype,
-                shape,
-                nbytes: span.len,
-            },
-            payload: Payload {
-                shard: 0,
-                offset: span.off - blob,
-                hash: hash64(payload),
-            },
-        });
+        entry.place(span.off - blob, span.len, hash64(payload));
+        self.entries.push(entry);
         Ok(())
     }
 
-    fn finish(mut self, header: Map<String, Value>, drop: &dyn Fn(&str) -> bool) -> Result<u64> {
+    /// Turns the file into the new model, with the added tensors, without those that `drop` selects, and with this header.
+    /// Returns its length in bytes.
+    ///
+    /// Errors: `Parse` for a header that opening would refuse, `HashMismatch` for a damaged optional section, `Io`.
+    pub fn finish(mut self, header: Map<String, Value>, drop: &dyn Fn(&str) -> bool) -> Result<u64> {
         self.entries.retain(|entry| !drop(&entry.info.name));
-        let old = &self.old.envelope;
-        let (masks, vocab, data_off) = (old.masks, old.vocab, old.data.off);
-        let loop_masks = old.features & LOOP_MASKS;
+        let old = self.old.envelope.clone();
         let sections = self.old.sections()?;
-        let index_bytes = sections.index.map(<[u8]>::to_vec);
-        let Head { header, features, .. } = Head::new(header, &self.entries, sections)?;
+        let index = sections.index.map(<[u8]>::to_vec);
+        let loop_masks = old.features & LOOP_MASKS != 0;
+        let Head { header, features, .. } = Head::new(header, &self.entries, sections, loop_masks)?;
         let directory = directory::to_bytes(&self.entries);
         // The blob, with its padding, must end inside the file.
         self.end = self.end.max(self.data_end);
         let envelope = Envelope {
-            features: features | loop_masks,
+            features,
             directory: self.put(&directory)?,
             header: self.put(&header)?,
-            index: index_bytes.map(|bytes| self.put(&bytes)).transpose()?,
-            data: Span {
-                off: data_off,
-                len: self.data_end - data_off,
+            sections: PerSection {
+                index: index.map(|bytes| self.put(&bytes)).transpose()?,
+                ..old.sections
             },
-            masks,
-            vocab,
+            data: Span {
+                off: old.data.off,
+                len: self.data_end - old.data.off,
+            },
             header_hash: Some(hash64(&header)),
             directory_hash: Some(hash64(&directory)),
         };
-        let io = |err: io::Error| Error::io(&self.path, &err);
+        let io = |err: io::Error| Error::io(self.old.path(), &err);
         self.disk.sync().map_err(io)?;
         // From here on the file may be either model, and both are complete.
         self.undo = false;
@@ -209,7 +182,7 @@ impl<D: Disk> Growth<D> {
     }
 }
 
-impl<D: Disk> Drop for Growth<D> {
+impl<D: Disk> Drop for Appender<D> {
     fn drop(&mut self) {
         if self.undo && self.end > self.old.mapped.len() {
             // If the tail cannot be removed, it does no harm.
@@ -301,7 +274,7 @@ mod tests {
             ops: ops.clone(),
             fails,
         };
-        let mut growth = Growth::new(CmfFile::open(path).unwrap(), disk).unwrap();
+        let mut growth = Appender::new(CmfFile::open(path).unwrap(), disk).unwrap();
         let mut header = header();
         header.insert("skills".into(), json!([{"id": "s"}]));
         let result = growth

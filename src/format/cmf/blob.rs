@@ -1,6 +1,6 @@
 //! The weight blob of a file that is being written.
 
-use super::directory::{Entry, Payload, TENSOR_ALIGN};
+use super::directory::{Entry, TENSOR_ALIGN};
 use super::envelope::Span;
 use crate::error::{Error, Result};
 use crate::format::hash::check_hash;
@@ -40,30 +40,22 @@ impl Blob {
     /// Errors: `Parse` for a length that type and shape do not allow; `HashMismatch` if the payload's checksum is not
     /// `stored`; `Io`.
     pub fn put(&mut self, entry: &mut Entry, payload: &[u8], stored: Option<u64>) -> Result<()> {
-        let info = &mut entry.info;
-        info.dtype
-            .check_length(&info.shape, payload)
-            .map_err(|err| err.context(format_args!("tensor '{}'", info.name)))?;
-        let hash = check_hash(format_args!("payload of tensor '{}'", info.name), payload, stored)?;
-        info.nbytes = payload.len() as u64;
-        entry.payload = Payload {
-            shard: 0,
-            offset: self.data.len,
-            hash,
-        };
-        self.data.len = self.len_with(info.nbytes);
+        entry.check_length(payload)?;
+        let hash = check_hash(format_args!("payload of tensor '{}'", entry.info.name), payload, stored)?;
+        let len = payload.len() as u64;
+        entry.place(self.data.len, len, hash);
+        self.data.len = self.len_with(len);
         let padding = [0; TENSOR_ALIGN as usize];
-        let pad = (aligned(info.nbytes) - info.nbytes) as usize;
+        let pad = (aligned(len) - len) as usize;
         let io = |err: std::io::Error| Error::io(&self.path, &err);
         self.out.write_all(payload).map_err(io)?;
         self.out.write_all(&padding[..pad]).map_err(io)
     }
 
-    /// The path, and the file after writing buffered bytes. Errors: `Io`.
-    pub fn into_file(self) -> Result<(PathBuf, NamedTempFile)> {
-        let path = self.path;
-        let file = self.out.into_inner().map_err(|err| Error::io(&path, err.error()))?;
-        Ok((path, file))
+    /// The file, after writing buffered bytes. Errors: `Io`.
+    pub fn into_file(self) -> Result<NamedTempFile> {
+        let file = self.out.into_inner();
+        file.map_err(|err| Error::io(&self.path, err.error()))
     }
 }
 

@@ -9,7 +9,7 @@ use super::masks::Masks;
 use super::sections::Sections;
 use super::shards;
 use super::skills::Skill;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 use crate::format::hash::hash64;
 use crate::format::tensor::{TensorId, TensorInfo};
 use serde_json::{Map, Value};
@@ -94,7 +94,7 @@ impl CmfContainer {
 
     /// The `tokenizer.json` of the model, verbatim.
     pub fn tokenizer_json(&self) -> Option<&[u8]> {
-        self.main().section(self.main().envelope.vocab)
+        self.main().unchecked_sections().vocab
     }
 
     /// The optional sections, verbatim, checked against their checksums so that a copy never hides damage.
@@ -135,12 +135,12 @@ impl CmfContainer {
 
     /// The raw masks section.
     pub fn masks_section(&self) -> Option<&[u8]> {
-        self.main().section(self.main().envelope.masks)
+        self.main().unchecked_sections().masks
     }
 
     /// The raw sparse index section.
     pub fn index_section(&self) -> Option<&[u8]> {
-        self.main().section(self.main().envelope.index)
+        self.main().unchecked_sections().index
     }
 
     /// Whether masks have a row for every loop of every layer, instead of one per layer.
@@ -197,10 +197,7 @@ impl CmfContainer {
     /// The file of a tensor, the payload's first byte in it, and its length.
     fn place(&self, id: TensorId) -> Result<(&CmfFile, usize, usize)> {
         let (Some(info), Some(payload)) = (self.infos.get(id), self.payloads.get(id)) else {
-            return Err(Error::new(
-                Kind::Internal,
-                format!("tensor {id} of {}", self.infos.len()),
-            ));
+            bail!(Internal, "tensor {id} of {}", self.infos.len());
         };
         let file = &self.files[payload.shard];
         let start = file.envelope.data.off + payload.offset;

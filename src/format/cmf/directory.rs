@@ -2,7 +2,7 @@
 
 use super::envelope::{Envelope, QUANT_2F};
 use crate::dtype::Dtype;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 use crate::format::bytes::{u16_at, u32_at, u64_at};
 use crate::format::tensor::{TensorInfo, TensorSpec};
 
@@ -45,6 +45,19 @@ impl Entry {
             payload: Payload::default(),
         }
     }
+
+    /// Errors: `Parse` for a payload of a length that type and shape do not allow.
+    pub fn check_length(&self, payload: &[u8]) -> Result<()> {
+        let TensorInfo { name, dtype, shape, .. } = &self.info;
+        let checked = dtype.check_length(shape, payload);
+        checked.map_err(|err| err.context(format_args!("tensor '{name}'")))
+    }
+
+    /// Notes where the payload is, in the only file.
+    pub fn place(&mut self, offset: u64, nbytes: u64, hash: u64) {
+        self.info.nbytes = nbytes;
+        self.payload = Payload { shard: 0, offset, hash };
+    }
 }
 
 /// Reads and checks the whole directory of a file.
@@ -77,13 +90,9 @@ pub(super) fn parse(file: &[u8], envelope: &Envelope) -> Result<Vec<Entry>> {
     let pool = &directory[pool_off as usize..];
     let records = &directory[HEAD as usize..records_end as usize];
     let blob = envelope.data.of(file);
-    let entries = records
-        .as_chunks::<{ RECORD as usize }>()
-        .0
-        .iter()
-        .enumerate()
-        .map(|(i, record)| tensor(i, record, pool, blob, envelope.features))
-        .collect::<Result<Vec<_>>>()?;
+    let records = records.as_chunks().0.iter().enumerate();
+    let entries = records.map(|(i, record)| tensor(i, record, pool, blob, envelope.features));
+    let entries = entries.collect::<Result<Vec<_>>>()?;
     check_overlap(&entries)?;
     Ok(entries)
 }
@@ -99,12 +108,10 @@ fn tensor(i: usize, record: &[u8; RECORD as usize], pool: &[u8], blob: &[u8], fe
             pool.len()
         );
     };
-    let name = std::str::from_utf8(name).map_err(|_| {
-        Error::new(
-            Kind::Parse,
-            format!("record {i}: name {:?} is not UTF-8", name.escape_ascii().to_string()),
-        )
-    })?;
+    let Ok(name) = std::str::from_utf8(name) else {
+        let name = name.escape_ascii().to_string();
+        bail!(Parse, "record {i}: name {name:?} is not UTF-8");
+    };
     if name.is_empty() {
         bail!(Parse, "record {i}: the name is empty");
     }

@@ -3,6 +3,7 @@
 //! The field `flags` is reserved and ignored: a feature bit marks everything that changes the meaning of a file. Bytes
 //! outside all sections are allowed, because appending leaves such bytes.
 
+use super::sections::PerSection;
 use crate::error::{Result, bail};
 use crate::format::bytes;
 
@@ -21,23 +22,24 @@ pub(super) const LOOP_MASKS: u32 = 1 << 5;
 pub(super) const SKILL_FILE: u32 = 1 << 6;
 const KNOWN: u32 = TENSOR_DIR | BINARY_MASKS | QUANT_2F | LOOP_MASKS | SKILL_FILE;
 
-/// Names of feature bits: those of the format, and those of newer writers.
-const FEATURE_NAMES: [(u32, &str); 15] = [
-    (0, "TENSOR_DIR"),
-    (1, "BINARY_MASKS"),
-    (2, "QUANT_2F"),
-    (3, "DELTA_MASKS"),
-    (4, "HOT_PACKS"),
-    (5, "LOOP_MASKS"),
-    (6, "SKILL_FILE"),
-    (7, "PRISM_HADAMARD"),
-    (8, "PRISM_AFFINE"),
-    (9, "SKILLS_V2"),
-    (10, "ROUTER_V2"),
-    (11, "DECISION"),
-    (12, "BOUNDED_STATE"),
-    (13, "GENOME"),
-    (15, "BLOCK_DIFFUSION"),
+/// Names of feature bits, from bit 0: those of the format, and those of newer writers.
+const FEATURE_NAMES: [&str; 16] = [
+    "TENSOR_DIR",
+    "BINARY_MASKS",
+    "QUANT_2F",
+    "DELTA_MASKS",
+    "HOT_PACKS",
+    "LOOP_MASKS",
+    "SKILL_FILE",
+    "PRISM_HADAMARD",
+    "PRISM_AFFINE",
+    "SKILLS_V2",
+    "ROUTER_V2",
+    "DECISION",
+    "BOUNDED_STATE",
+    "GENOME",
+    "unknown",
+    "BLOCK_DIFFUSION",
 ];
 
 /// A section: offset and length in bytes, from the start of the file.
@@ -64,9 +66,7 @@ pub(super) struct Envelope {
     pub header: Span,
     pub directory: Span,
     pub data: Span,
-    pub masks: Option<Span>,
-    pub vocab: Option<Span>,
-    pub index: Option<Span>,
+    pub sections: PerSection<Span>,
     pub header_hash: Option<u64>,
     pub directory_hash: Option<u64>,
 }
@@ -147,9 +147,11 @@ impl Envelope {
             } else {
                 section(0x30, "weight blob")?
             },
-            masks: optional(0x40, "masks")?,
-            vocab: optional(0x50, "vocab")?,
-            index: optional(0x60, "index")?,
+            sections: PerSection {
+                masks: optional(0x40, "masks")?,
+                vocab: optional(0x50, "vocab")?,
+                index: optional(0x60, "index")?,
+            },
             header_hash: hash(0x70),
             directory_hash: hash(0x78),
         };
@@ -159,7 +161,7 @@ impl Envelope {
 
     fn check_features(&self) -> Result<()> {
         let has = |bit| self.features & bit != 0;
-        match &self.masks {
+        match &self.sections.masks {
             Some(span) if !has(BINARY_MASKS) => {
                 bail!(
                     Parse,
@@ -181,15 +183,9 @@ impl Envelope {
         put(0x04, &VERSION.to_le_bytes());
         put(0x0C, &self.features.to_le_bytes());
         let absent = Span::default();
-        let spans = [
-            &self.header,
-            &self.directory,
-            &self.data,
-            self.masks.as_ref().unwrap_or(&absent),
-            self.vocab.as_ref().unwrap_or(&absent),
-            self.index.as_ref().unwrap_or(&absent),
-        ];
-        for (i, span) in spans.into_iter().enumerate() {
+        let optional = self.sections.in_order().map(|span| span.unwrap_or(&absent));
+        let spans = [&self.header, &self.directory, &self.data].into_iter().chain(optional);
+        for (i, span) in spans.enumerate() {
             put(0x10 + 16 * i, &span.off.to_le_bytes());
             put(0x18 + 16 * i, &span.len.to_le_bytes());
         }
@@ -200,14 +196,9 @@ impl Envelope {
 }
 
 fn names(features: u32) -> String {
-    let name = |bit: u32| {
-        FEATURE_NAMES
-            .iter()
-            .find(|(b, _)| *b == bit)
-            .map_or("unknown", |(_, name)| name)
-    };
     let bits = (0..32).filter(|bit| features >> bit & 1 == 1);
-    let list: Vec<String> = bits.map(|bit| format!("feature bit {bit} ({})", name(bit))).collect();
+    let name = |bit: usize| format!("feature bit {bit} ({})", FEATURE_NAMES.get(bit).unwrap_or(&"unknown"));
+    let list: Vec<String> = bits.map(name).collect();
     format!("{}, which this program does not support", list.join(", "))
 }
 

@@ -5,7 +5,7 @@ use super::envelope::{Envelope, LOOP_MASKS, Span};
 use super::header::Header;
 use super::index::{self, IndexEntry};
 use super::masks::{MaskShape, Masks};
-use super::sections::Sections;
+use super::sections::{PerSection, Sections};
 use super::skills::{self, Skill};
 use crate::error::{Result, bail};
 use crate::format::file::MappedFile;
@@ -54,13 +54,11 @@ impl CmfFile {
         let entries = directory::parse(file, &envelope)?;
         check_section("directory", envelope.directory, envelope.directory_hash, file)?;
         let shape = MaskShape::of(&header.arch, envelope.features & LOOP_MASKS != 0);
-        let masks = envelope
-            .masks
-            .map(|span| Masks::parse(span.of(file), shape))
-            .transpose()?;
-        let index = envelope
+        let sections = envelope.sections.map(|span| span.of(file));
+        let masks = sections.masks.map(|masks| Masks::parse(masks, shape)).transpose()?;
+        let index = sections
             .index
-            .map(|span| index::parse(span.of(file), &header.arch, shape.rows));
+            .map(|index| index::parse(index, &header.arch, shape.rows));
         let skills = skills::parse(&header.skills, &header.arch)?;
         Ok(CmfFile {
             index: index.transpose()?,
@@ -80,29 +78,24 @@ impl CmfFile {
 
     /// The optional sections, checked against their checksums. Errors: `HashMismatch`.
     pub fn sections(&self) -> Result<Sections<'_>> {
-        let CmfFile {
-            mapped,
-            envelope,
-            header,
-            ..
-        } = self;
-        mapped.check_length()?;
-        let hashes = &header.section_hashes;
-        let checked = |name: &str, span: Option<Span>, stored: Option<u64>| {
-            let Some(span) = span else { return Ok(None) };
-            check_section(name, span, stored, mapped.bytes()).map_err(|err| err.context(mapped.path().display()))?;
-            Ok(Some(span.of(mapped.bytes())))
-        };
-        Ok(Sections {
-            vocab: checked("vocab", envelope.vocab, hashes.vocab)?,
-            masks: checked("masks", envelope.masks, hashes.masks)?,
-            index: checked("index", envelope.index, hashes.index)?,
-        })
+        self.mapped.check_length()?;
+        for (name, span, stored) in self.section_spans() {
+            check_section(name, span, stored, self.mapped.bytes()).map_err(|err| err.context(self.path().display()))?;
+        }
+        Ok(self.unchecked_sections())
     }
 
-    /// An optional section's bytes.
-    pub fn section(&self, span: Option<Span>) -> Option<&[u8]> {
-        span.map(|span| span.of(self.mapped.bytes()))
+    /// The optional sections.
+    pub fn unchecked_sections(&self) -> Sections<'_> {
+        self.envelope.sections.map(|span| span.of(self.mapped.bytes()))
+    }
+
+    /// Name, position and stored checksum of every optional section that there is.
+    pub fn section_spans(&self) -> impl Iterator<Item = (&'static str, Span, Option<u64>)> {
+        let spans = self.envelope.sections.in_order().into_iter();
+        let hashes = self.header.section_hashes.in_order();
+        let all = PerSection::<Span>::NAMES.into_iter().zip(spans.zip(hashes));
+        all.filter_map(|(name, (span, stored))| Some((name, *span?, stored.copied())))
     }
 }
 

@@ -41,38 +41,46 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Takes a header with `arch` and any other members, and adds `format`, `version` and `section_hashes`.
+    /// Takes a header with `arch` and any other members, and adds `format`, `version` and `section_hashes`. `loop_masks`:
+    /// masks have a row for every loop.
     ///
-    /// Errors: `Parse` for a header that opening would refuse; `Usage` for an empty section.
-    pub fn new(header: Map<String, Value>, entries: &[Entry], sections: Sections) -> Result<Head> {
-        if sections.in_order().into_iter().flatten().any(<[u8]>::is_empty) {
+    /// Errors: `Parse` for a header that opening would refuse; `Usage` for an empty section, and for masks per loop without
+    /// masks or loops.
+    pub fn new(header: Map<String, Value>, entries: &[Entry], sections: Sections, loop_masks: bool) -> Result<Head> {
+        if sections
+            .in_order()
+            .into_iter()
+            .flatten()
+            .any(|section| section.is_empty())
+        {
             bail!(Usage, "empty sections cannot be written");
         }
         let header = complete(header, sections);
         let typed = Header::from_json(&header)?;
         skills::parse(&typed.skills, &typed.arch)?;
-        let features = features(&typed, entries, sections);
+        let loops = typed.arch.num_loops;
+        if loop_masks && (sections.masks.is_none() || loops == 1) {
+            bail!(
+                Usage,
+                "masks per loop need a masks section and a looped network; arch.num_loops is {loops}"
+            );
+        }
+        let two_fields = |entry: &Entry| matches!(entry.info.dtype, Dtype::Vbit | Dtype::Q82f | Dtype::VbitRo);
+        let features = [
+            (TENSOR_DIR, true),
+            (BINARY_MASKS, sections.masks.is_some()),
+            (QUANT_2F, entries.iter().any(two_fields)),
+            (LOOP_MASKS, loop_masks),
+            (SKILL_FILE, typed.has_bound_skill()),
+        ];
         // Checks the text as opening will.
         let header = Value::Object(header).to_string().into_bytes();
         json::parse_object(&header, "header")?;
         Ok(Head {
             header,
-            features,
+            features: features.into_iter().filter(|(_, set)| *set).map(|(bit, _)| bit).sum(),
             arch: typed.arch,
         })
-    }
-
-    /// Declares that masks have a row for every loop. Errors: as [`super::CmfWriter::with_loop_masks`].
-    pub fn set_loop_masks(&mut self, sections: Sections) -> Result<()> {
-        if sections.masks.is_none() || self.arch.num_loops == 1 {
-            bail!(
-                Usage,
-                "masks per loop need a masks section and a looped network; arch.num_loops is {}",
-                self.arch.num_loops
-            );
-        }
-        self.features |= LOOP_MASKS;
-        Ok(())
     }
 
     /// Writes the sections after the blob at `data`, then envelope, header and directory before it, and syncs the file.
@@ -99,7 +107,7 @@ impl Head {
             );
         }
         let mut end = data.off + data.len;
-        let [masks, vocab, index] = sections.in_order().map(|section| {
+        let spans = sections.in_order().map(|section| {
             let span = Span {
                 off: end,
                 len: section?.len() as u64,
@@ -118,9 +126,7 @@ impl Head {
                 len: directory.len() as u64,
             },
             data,
-            masks,
-            vocab,
-            index,
+            sections: spans.into(),
             header_hash: Some(hash64(&self.header)),
             directory_hash: Some(hash64(&directory)),
         };
@@ -149,29 +155,12 @@ fn complete(header: Map<String, Value>, sections: Sections) -> Map<String, Value
     complete.insert("version".into(), 2.into());
     let ours = ["format", "version", "section_hashes"];
     complete.extend(header.into_iter().filter(|(key, _)| !ours.contains(&key.as_str())));
-    let named = [
-        ("masks", sections.masks),
-        ("vocab", sections.vocab),
-        ("index", sections.index),
-    ];
+    let named = Sections::NAMES.into_iter().zip(sections.in_order());
     let hashes: Map<String, Value> = named
-        .into_iter()
         .filter_map(|(name, bytes)| Some((name.to_owned(), format!("{:016x}", hash64(bytes?)).into())))
         .collect();
     if !hashes.is_empty() {
         complete.insert("section_hashes".into(), hashes.into());
     }
     complete
-}
-
-fn features(header: &Header, entries: &[Entry], sections: Sections) -> u32 {
-    let two_fields = |entry: &Entry| matches!(entry.info.dtype, Dtype::Vbit | Dtype::Q82f | Dtype::VbitRo);
-    let bits = [
-        (BINARY_MASKS, sections.masks.is_some()),
-        (QUANT_2F, entries.iter().any(two_fields)),
-        (SKILL_FILE, header.has_bound_skill()),
-    ];
-    bits.into_iter()
-        .filter(|(_, set)| *set)
-        .fold(TENSOR_DIR, |features, (bit, _)| features | bit)
 }

@@ -1,5 +1,6 @@
 //! The JSON header: network, conversation settings, provenance, skills (section 2 of the format).
 
+use super::sections::PerSection;
 use crate::error::{Result, bail};
 use crate::format::arch::Arch;
 use crate::format::bytes::hex_u64;
@@ -22,8 +23,8 @@ pub struct Header {
     pub shard: Option<Shard>,
     /// The records of skills, without members that are `null`.
     pub skills: Vec<Value>,
-    /// Checksums of the optional sections.
-    pub section_hashes: SectionHashes,
+    /// hash64 of the optional sections that have one here.
+    pub section_hashes: PerSection<u64>,
 }
 
 /// Conversation settings.
@@ -47,15 +48,6 @@ pub struct Shard {
     pub no: u32,
     /// The number of files.
     pub count: u32,
-}
-
-/// hash64 of the optional sections that have one in the header.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the members are the sections' names")]
-pub struct SectionHashes {
-    pub masks: Option<u64>,
-    pub vocab: Option<u64>,
-    pub index: Option<u64>,
 }
 
 impl Header {
@@ -96,7 +88,7 @@ impl Header {
             provenance: member("provenance").cloned().unwrap_or_default(),
             shard: typed(member("shard"), "shard")?,
             skills: typed(member("skills"), "skills")?.unwrap_or_default(),
-            section_hashes: SectionHashes::from_json(member("section_hashes"))?,
+            section_hashes: section_hashes(member("section_hashes"))?,
             arch,
         })
     }
@@ -107,23 +99,18 @@ impl Header {
     }
 }
 
-impl SectionHashes {
-    fn from_json(json: Option<&Value>) -> Result<SectionHashes> {
-        let map: Map<String, Value> = typed(json, "section_hashes")?.unwrap_or_default();
-        let hash = |name: &str| {
-            let Some(value) = map.get(name) else { return Ok(None) };
-            // Hexadecimal text, because many JSON readers lose digits of 64-bit numbers.
-            match value.as_str().and_then(hex_u64) {
-                None => bail!(Parse, "header.section_hashes.{name} is {value}, expected 16 hex digits"),
-                hash => Ok(hash),
-            }
-        };
-        Ok(SectionHashes {
-            masks: hash("masks")?,
-            vocab: hash("vocab")?,
-            index: hash("index")?,
-        })
+fn section_hashes(json: Option<&Value>) -> Result<PerSection<u64>> {
+    let map: Map<String, Value> = typed(json, "section_hashes")?.unwrap_or_default();
+    let mut hashes = [None; 3];
+    for (name, hash) in PerSection::<u64>::NAMES.into_iter().zip(&mut hashes) {
+        let Some(value) = map.get(name) else { continue };
+        // Hexadecimal text, because many JSON readers lose digits of 64-bit numbers.
+        *hash = value.as_str().and_then(hex_u64);
+        if hash.is_none() {
+            bail!(Parse, "header.section_hashes.{name} is {value}, expected 16 hex digits");
+        }
     }
+    Ok(hashes.into())
 }
 
 fn typed<T: for<'de> Deserialize<'de>>(value: Option<&Value>, name: &str) -> Result<Option<T>> {

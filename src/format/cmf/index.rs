@@ -44,8 +44,7 @@ pub fn parse(section: &[u8], arch: &Arch, rows: usize) -> Result<Vec<IndexEntry>
     let mut at = 8usize;
     for i in 0..count {
         let field = |n: usize| at.checked_add(4 * n).and_then(word);
-        let (Some(task_id), Some(layer), Some(n_groups), Some(n_heads)) = (field(0), field(1), field(2), field(3))
-        else {
+        let [Some(task_id), Some(layer), Some(n_groups), Some(n_heads)] = [0, 1, 2, 3].map(field) else {
             bail!(
                 Bounds,
                 "entry {i} of the index starts at {at}, the section has {}",
@@ -54,30 +53,21 @@ pub fn parse(section: &[u8], arch: &Arch, rows: usize) -> Result<Vec<IndexEntry>
         };
         let (n_groups, n_heads) = (n_groups as usize, n_heads as usize);
         let lists = section.get(at + ENTRY..).unwrap_or_default();
-        let Some(bytes) = n_groups
-            .checked_mul(2)
-            .and_then(|n| n.checked_add(n_heads))
-            .filter(|&n| n <= lists.len())
-        else {
+        let bytes = n_groups.checked_mul(2).and_then(|n| n.checked_add(n_heads));
+        let Some(lists) = bytes.and_then(|bytes| lists.get(..bytes)) else {
             bail!(
                 Bounds,
                 "entry {i} of the index has {n_groups} groups and {n_heads} heads, {} bytes are left",
                 lists.len()
             );
         };
-        let (groups, heads) = lists[..bytes].split_at(2 * n_groups);
-        let groups: Vec<u16> = groups
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&group| u16::from_le_bytes(group))
-            .collect();
-        let heads = heads.to_vec();
+        let (groups, heads) = lists.split_at(2 * n_groups);
+        let groups = groups.as_chunks().0.iter();
+        let groups: Vec<u16> = groups.map(|&group| u16::from_le_bytes(group)).collect();
+        let most_groups = arch.intermediate_size.div_ceil(GROUP);
         let fits = groups.is_sorted_by(|a, b| a < b)
             && heads.is_sorted_by(|a, b| a < b)
-            && groups
-                .last()
-                .is_none_or(|&group| usize::from(group) < arch.intermediate_size.div_ceil(GROUP))
+            && groups.last().is_none_or(|&group| usize::from(group) < most_groups)
             && heads
                 .last()
                 .is_none_or(|&head| usize::from(head) < arch.num_attention_heads);
@@ -87,31 +77,23 @@ pub fn parse(section: &[u8], arch: &Arch, rows: usize) -> Result<Vec<IndexEntry>
                 "entry {i} of the index: a layer, group or head that the network does not have, or a list that is not ascending"
             );
         }
-        at += (ENTRY + bytes).next_multiple_of(4);
+        at += (ENTRY + lists.len()).next_multiple_of(4);
         entries.push(IndexEntry {
             task_id,
             layer,
             groups,
-            heads,
+            heads: heads.to_vec(),
         });
     }
     // The padding of the last entry may be missing.
     if at < section.len() {
-        bail!(
-            Parse,
-            "{} bytes follow the {count} entries of the index",
-            section.len() - at
-        );
+        let rest = section.len() - at;
+        bail!(Parse, "{rest} bytes follow the {count} entries of the index");
     }
     let mut keys: Vec<(u32, u32)> = entries.iter().map(|entry| (entry.task_id, entry.layer)).collect();
     keys.sort_unstable();
-    if let Some(pair) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
-        bail!(
-            Parse,
-            "the index has two entries for task {} in layer {}",
-            pair[0].0,
-            pair[0].1
-        );
+    if let Some([(task, layer), _]) = keys.array_windows().find(|[a, b]| a == b) {
+        bail!(Parse, "the index has two entries for task {task} in layer {layer}");
     }
     Ok(entries)
 }

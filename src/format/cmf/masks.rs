@@ -21,6 +21,22 @@ const MAX_NAME: usize = 256;
 /// The name that means "no mask". No task may have it.
 pub const NO_TASK: &str = "none";
 
+/// The units that a mask leaves out in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaskAxis {
+    /// Neurons of the feed-forward network.
+    Neurons,
+    /// Query heads.
+    Heads,
+    /// Experts of a mixture.
+    Experts,
+}
+
+impl MaskAxis {
+    /// All of them, in the order of declaration.
+    pub const ALL: [MaskAxis; 3] = [MaskAxis::Neurons, MaskAxis::Heads, MaskAxis::Experts];
+}
+
 /// The dimensions of a model's masks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskShape {
@@ -47,6 +63,15 @@ impl MaskShape {
             ffn: arch.intermediate_size,
             heads: arch.num_attention_heads,
             experts: arch.moe.as_ref().map_or(0, |moe| moe.num_experts),
+        }
+    }
+
+    /// The units of a layer, the most of any layer.
+    fn units(&self, axis: MaskAxis) -> usize {
+        match axis {
+            MaskAxis::Neurons => self.ffn,
+            MaskAxis::Heads => self.heads,
+            MaskAxis::Experts => self.experts,
         }
     }
 
@@ -150,15 +175,15 @@ pub struct Mask {
     /// Members that this program does not use. They are kept when masks are rewritten.
     pub other: Map<String, Value>,
     shape: MaskShape,
-    ffn: Bits,
-    heads: Bits,
     gates: Bits,
-    experts: Option<Bits>,
+    /// By [`MaskAxis`]. Bits for experts are optional.
+    units: [Option<Bits>; 3],
 }
 
 impl Mask {
     /// A mask that restricts nothing.
     pub fn open(task_id: u32, name: impl Into<String>, shape: MaskShape) -> Mask {
+        let ones = |axis| Some(Bits::ones(shape.rows, shape.units(axis)));
         Mask {
             task_id,
             name: name.into(),
@@ -167,10 +192,8 @@ impl Mask {
             quality: None,
             other: Map::new(),
             shape,
-            ffn: Bits::ones(shape.rows, shape.ffn),
-            heads: Bits::ones(shape.rows, shape.heads),
             gates: Bits::ones(1, shape.layers),
-            experts: None,
+            units: [ones(MaskAxis::Neurons), ones(MaskAxis::Heads), None],
         }
     }
 
@@ -186,14 +209,11 @@ impl Mask {
         self.shape
     }
 
-    /// Whether a neuron of the FFN is active.
-    pub fn ffn(&self, invocation: usize, neuron: usize) -> bool {
-        self.ffn.get(self.row(invocation), neuron).unwrap_or(true)
-    }
-
-    /// Whether a query head is active.
-    pub fn head(&self, invocation: usize, head: usize) -> bool {
-        self.heads.get(self.row(invocation), head).unwrap_or(true)
+    /// Whether a unit is active: a neuron, a query head, or an expert that may be chosen.
+    pub fn unit(&self, axis: MaskAxis, invocation: usize, unit: usize) -> bool {
+        let bits = self.units[axis as usize].as_ref();
+        let on = bits.and_then(|bits| bits.get(self.row(invocation), unit));
+        on.unwrap_or(true)
     }
 
     /// Whether a layer is active, in every loop.
@@ -201,48 +221,24 @@ impl Mask {
         self.gates.get(0, layer).unwrap_or(true)
     }
 
-    /// Whether an expert may be chosen.
-    pub fn expert(&self, invocation: usize, expert: usize) -> bool {
-        let experts = self.experts.as_ref();
-        experts
-            .and_then(|bits| bits.get(self.row(invocation), expert))
-            .unwrap_or(true)
-    }
-
     /// Whether the mask has bits for experts.
     pub fn has_experts(&self) -> bool {
-        self.experts.is_some()
+        self.units[MaskAxis::Experts as usize].is_some()
     }
 
-    /// The number of active neurons.
-    pub fn ffn_count(&self, invocation: usize) -> usize {
-        self.ffn.count(self.row(invocation))
+    /// The number of active units; all of them if the mask has no bits for them.
+    pub fn count(&self, axis: MaskAxis, invocation: usize) -> usize {
+        match &self.units[axis as usize] {
+            Some(bits) => bits.count(self.row(invocation)),
+            None => self.shape.units(axis),
+        }
     }
 
-    /// The number of active heads.
-    pub fn head_count(&self, invocation: usize) -> usize {
-        self.heads.count(self.row(invocation))
-    }
-
-    /// The number of experts that may be chosen; all of them if the mask has no bits for experts.
-    pub fn expert_count(&self, invocation: usize) -> usize {
-        let row = self.row(invocation);
-        self.experts.as_ref().map_or(self.shape.experts, |bits| bits.count(row))
-    }
-
-    /// The bits of the neurons, least significant first, padded with zeros to whole bytes; empty past the last row.
-    pub fn ffn_bits(&self, invocation: usize) -> &[u8] {
-        self.ffn.row(self.row(invocation))
-    }
-
-    /// The bits of the heads, as [`Mask::ffn_bits`].
-    pub fn head_bits(&self, invocation: usize) -> &[u8] {
-        self.heads.row(self.row(invocation))
-    }
-
-    /// The bits of the experts, as [`Mask::ffn_bits`]; `None` if the mask has none.
-    pub fn expert_bits(&self, invocation: usize) -> Option<&[u8]> {
-        self.experts.as_ref().map(|bits| bits.row(self.row(invocation)))
+    /// The bits of the units, least significant first, padded with zeros to whole bytes; empty past the last row. `None` if
+    /// the mask has no bits for them.
+    pub fn bits(&self, axis: MaskAxis, invocation: usize) -> Option<&[u8]> {
+        let bits = self.units[axis as usize].as_ref()?;
+        Some(bits.row(self.row(invocation)))
     }
 
     /// hash64 of all bits.
@@ -252,22 +248,15 @@ impl Mask {
 
     /// Whether everything is active.
     pub fn is_open(&self) -> bool {
-        let MaskShape { layers, rows, .. } = self.shape;
-        let experts = self.experts.as_ref();
-        self.ffn.all(rows)
-            && self.heads.all(rows)
-            && self.gates.count(0) == layers
-            && experts.is_none_or(|bits| bits.all(rows))
+        let mut units = self.units.iter().flatten();
+        units.all(|bits| bits.all(self.shape.rows)) && self.gates.all(1)
     }
 
-    /// Switches a neuron on or off. Errors: `Usage` if there is no such neuron.
-    pub fn set_ffn(&mut self, invocation: usize, neuron: usize, on: bool) -> Result<()> {
-        self.ffn.set(self.row(invocation), neuron, on)
-    }
-
-    /// Switches a head on or off. Errors: `Usage` if there is no such head.
-    pub fn set_head(&mut self, invocation: usize, head: usize, on: bool) -> Result<()> {
-        self.heads.set(self.row(invocation), head, on)
+    /// Switches a unit on or off. Errors: `Usage` if there is no such unit.
+    pub fn set_unit(&mut self, axis: MaskAxis, invocation: usize, unit: usize, on: bool) -> Result<()> {
+        let row = self.row(invocation);
+        let ones = || Bits::ones(self.shape.rows, self.shape.units(axis));
+        self.units[axis as usize].get_or_insert_with(ones).set(row, unit, on)
     }
 
     /// Switches a layer on or off. Errors: `Usage` if there is no such layer.
@@ -275,55 +264,44 @@ impl Mask {
         self.gates.set(0, layer, on)
     }
 
-    /// Switches an expert on or off. Errors: `Usage` if there is no such expert.
-    pub fn set_expert(&mut self, invocation: usize, expert: usize, on: bool) -> Result<()> {
-        let row = self.row(invocation);
-        let MaskShape { rows, experts, .. } = self.shape;
-        self.experts
-            .get_or_insert_with(|| Bits::ones(rows, experts))
-            .set(row, expert, on)
-    }
-
-    /// Reads the bits of a mask; their length was checked.
-    fn fill(&mut self, blob: &[u8], with_experts: bool) -> Result<()> {
-        let MaskShape {
-            layers,
-            rows,
-            ffn,
-            heads,
-            experts,
-        } = self.shape;
-        let mut rest = blob;
+    /// Reads one mask; the position of its bits was checked.
+    fn parse(meta: MaskMeta, section: &[u8], shape: MaskShape) -> Result<Mask> {
+        if meta.sparsity.is_some_and(|sparsity| !(0.0..=1.0).contains(&sparsity)) {
+            bail!(Parse, "sparsity is {:?}, expected 0 to 1", meta.sparsity);
+        }
+        let mut rest = section.get(meta.blob_off as usize..).unwrap_or_default();
         let mut area = |rows: usize, width: usize, what: &str| {
             let (area, after) = rest.split_at_checked(rows * width.div_ceil(8)).unwrap_or_default();
             rest = after;
             Bits::parse(area, width, what)
         };
-        self.ffn = area(rows, ffn, "neurons")?;
-        self.heads = area(rows, heads, "heads")?;
-        self.gates = area(1, layers, "layer gates")?;
-        if with_experts {
-            let bits = area(rows, experts, "experts")?;
-            if let Some(row) = (0..rows).find(|&row| bits.count(row) == 0) {
+        let neurons = area(shape.rows, shape.ffn, "neurons")?;
+        let heads = area(shape.rows, shape.heads, "heads")?;
+        let gates = area(1, shape.layers, "layer gates")?;
+        let mut experts = None;
+        if meta.has_expert_fields {
+            let bits = experts.insert(area(shape.rows, shape.experts, "experts")?);
+            if let Some(row) = (0..shape.rows).find(|&row| bits.count(row) == 0) {
                 bail!(Parse, "experts of row {row}: all are switched off");
             }
-            self.experts = Some(bits);
         }
-        Ok(())
+        Ok(Mask {
+            task_id: meta.task_id,
+            name: meta.name,
+            description: meta.description,
+            sparsity: meta.sparsity,
+            quality: meta.quality,
+            other: meta.other,
+            shape,
+            gates,
+            units: [Some(neurons), Some(heads), experts],
+        })
     }
 
     fn blob(&self) -> Vec<u8> {
-        let areas = [
-            Some(&self.ffn),
-            Some(&self.heads),
-            Some(&self.gates),
-            self.experts.as_ref(),
-        ];
-        areas
-            .into_iter()
-            .flatten()
-            .flat_map(|bits| bits.bytes.iter().copied())
-            .collect()
+        let [neurons, heads, experts] = self.units.each_ref().map(Option::as_ref);
+        let areas = [neurons, heads, Some(&self.gates), experts].into_iter().flatten();
+        areas.flat_map(|bits| bits.bytes.iter().copied()).collect()
     }
 }
 
@@ -339,7 +317,6 @@ pub struct Masks {
 /// The JSON of a masks section.
 #[derive(Deserialize, Serialize)]
 struct Meta {
-    #[serde(default)]
     default_task: Option<String>,
     #[serde(default)]
     masks: Vec<MaskMeta>,
@@ -349,11 +326,8 @@ struct Meta {
 struct MaskMeta {
     task_id: u32,
     name: String,
-    #[serde(default)]
     description: Option<String>,
-    #[serde(default)]
     sparsity: Option<f64>,
-    #[serde(default)]
     quality: Option<Value>,
     #[serde(default)]
     has_expert_fields: bool,
@@ -393,30 +367,24 @@ impl Masks {
                 meta.masks.len()
             );
         }
-        let mut spans: Vec<Range<u64>> = Vec::with_capacity(1 + meta.masks.len());
-        spans.push(0..(HEAD + text.len()) as u64);
+        let description = 0..(HEAD + text.len()) as u64;
+        let mut spans = vec![description];
         for meta in &meta.masks {
-            let span = span(meta, section, shape).map_err(|err| err.context(format_args!("mask '{}'", meta.name)))?;
-            spans.push(span);
+            let span = span(meta, section, shape);
+            spans.push(span.map_err(|err| err.context(format_args!("mask '{}'", meta.name)))?);
         }
         spans.sort_unstable_by_key(|span| span.start);
-        if let Some(pair) = spans.windows(2).find(|pair| pair[1].start < pair[0].end) {
-            bail!(
-                Bounds,
-                "bytes {:?} and {:?} of the masks section overlap",
-                pair[0],
-                pair[1]
-            );
+        if let Some([a, b]) = spans.array_windows().find(|[a, b]| b.start < a.end) {
+            bail!(Bounds, "bytes {a:?} and {b:?} of the masks section overlap");
         }
-        let mut masks = Masks {
-            default_task: meta.default_task,
-            masks: Vec::with_capacity(meta.masks.len()),
-        };
-        for meta in meta.masks {
+        let parse = |meta: MaskMeta| {
             let name = meta.name.clone();
-            let mask = parse_mask(meta, section, shape).map_err(|err| err.context(format_args!("mask '{name}'")))?;
-            masks.masks.push(mask);
-        }
+            Mask::parse(meta, section, shape).map_err(|err| err.context(format_args!("mask '{name}'")))
+        };
+        let masks = Masks {
+            default_task: meta.default_task,
+            masks: meta.masks.into_iter().map(parse).collect::<Result<_>>()?,
+        };
         masks.check_names()?;
         Ok(masks)
     }
@@ -431,7 +399,7 @@ impl Masks {
         }
         for mask in &self.masks {
             let rows = 0..mask.shape.rows;
-            if mask.has_experts() && rows.clone().any(|row| mask.expert_count(row) == 0) {
+            if mask.has_experts() && rows.clone().any(|row| mask.count(MaskAxis::Experts, row) == 0) {
                 bail!(Usage, "mask '{}': a row without an active expert", mask.name);
             }
         }
@@ -488,14 +456,14 @@ impl Masks {
 
     /// The mask of this name. Errors: `Usage`, with the existing names.
     pub fn find(&self, name: &str) -> Result<&Mask> {
-        self.masks.iter().find(|mask| mask.name == name).ok_or_else(|| {
-            let names: Vec<&str> = self.masks.iter().map(|mask| mask.name.as_str()).collect();
-            let message = match names.is_empty() {
-                true => format!("no task '{name}': the model has no tasks"),
-                false => format!("no task '{name}'; existing tasks: {}", names.join(", ")),
-            };
-            Error::new(Kind::Usage, message)
-        })
+        if let Some(mask) = self.masks.iter().find(|mask| mask.name == name) {
+            return Ok(mask);
+        }
+        if self.masks.is_empty() {
+            bail!(Usage, "no task '{name}': the model has no tasks");
+        }
+        let names: Vec<&str> = self.masks.iter().map(|mask| mask.name.as_str()).collect();
+        bail!(Usage, "no task '{name}'; existing tasks: {}", names.join(", "))
     }
 
     /// The mask of the default task, if there is one.
@@ -527,19 +495,14 @@ impl Masks {
 
 /// The byte range of a mask's bits, checked against the section.
 fn span(meta: &MaskMeta, section: &[u8], shape: MaskShape) -> Result<Range<u64>> {
-    let &MaskMeta {
-        blob_off,
-        blob_len,
-        has_expert_fields,
-        ..
-    } = meta;
-    if has_expert_fields && shape.experts == 0 {
+    let (blob_off, blob_len) = (meta.blob_off, meta.blob_len);
+    if meta.has_expert_fields && shape.experts == 0 {
         bail!(Parse, "the mask has experts, the network has none");
     }
     if !blob_off.is_multiple_of(BLOB_ALIGN as u64) {
         bail!(Bounds, "bits at offset {blob_off}, expected a multiple of {BLOB_ALIGN}");
     }
-    let wanted = shape.blob_bytes(has_expert_fields);
+    let wanted = shape.blob_bytes(meta.has_expert_fields);
     if wanted.map(|wanted| wanted as u64) != Some(blob_len) {
         bail!(
             Parse,
@@ -555,30 +518,4 @@ fn span(meta: &MaskMeta, section: &[u8], shape: MaskShape) -> Result<Range<u64>>
             section.len()
         ),
     }
-}
-
-/// Reads one mask; the position of its bits was checked.
-fn parse_mask(meta: MaskMeta, section: &[u8], shape: MaskShape) -> Result<Mask> {
-    if meta.sparsity.is_some_and(|sparsity| !(0.0..=1.0).contains(&sparsity)) {
-        bail!(Parse, "sparsity is {:?}, expected 0 to 1", meta.sparsity);
-    }
-    let blob = section
-        .get(meta.blob_off as usize..)
-        .and_then(|rest| rest.get(..meta.blob_len as usize))
-        .unwrap_or_default();
-    let mut mask = Mask {
-        task_id: meta.task_id,
-        name: meta.name,
-        description: meta.description,
-        sparsity: meta.sparsity,
-        quality: meta.quality,
-        other: meta.other,
-        shape,
-        ffn: Bits::ones(0, shape.ffn),
-        heads: Bits::ones(0, shape.heads),
-        gates: Bits::ones(0, shape.layers),
-        experts: None,
-    };
-    mask.fill(blob, meta.has_expert_fields)?;
-    Ok(mask)
 }

@@ -22,8 +22,6 @@ mod masks;
 mod sections;
 mod shards;
 mod skills;
-#[cfg(feature = "tools")]
-mod split;
 mod verify;
 #[cfg(feature = "tools")]
 mod writer;
@@ -32,15 +30,13 @@ mod writer;
 pub use append::Appender;
 pub use container::CmfContainer;
 pub use directory::Payload;
-pub use header::{Header, SectionHashes, Shard, TokenizerConfig};
+pub use header::{Header, Shard, TokenizerConfig};
 pub use index::IndexEntry;
-pub use masks::{Mask, MaskShape, Masks, NO_TASK};
-pub use sections::Sections;
+pub use masks::{Mask, MaskAxis, MaskShape, Masks, NO_TASK};
+pub use sections::{PerSection, Sections};
 pub use shards::{base_name, shard_path};
 pub use skills::{Selection, Skill, check_id, check_new_id};
 pub(crate) use skills::{registered, replaced_by};
-#[cfg(feature = "tools")]
-pub use split::{SplitFiles, SplitOptions, SplitWriter};
 pub use verify::{Failure, VerifyReport};
 #[cfg(feature = "tools")]
-pub use writer::CmfWriter;
+pub use writer::{CmfWriter, SplitOptions, WrittenFiles};

@@ -1,22 +1,47 @@
-//! The optional sections of a file, as bytes.
+//! The optional sections of a file.
 
-/// The optional sections, verbatim.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Sections<'a> {
-    /// `tokenizer.json`.
-    pub vocab: Option<&'a [u8]>,
-    /// The masks section.
-    pub masks: Option<&'a [u8]>,
-    /// The sparse index. It refers to the masks.
-    pub index: Option<&'a [u8]>,
+/// A value for each optional section that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerSection<T> {
+    /// Of the masks section.
+    pub masks: Option<T>,
+    /// Of `tokenizer.json`.
+    pub vocab: Option<T>,
+    /// Of the sparse index. It refers to the masks.
+    pub index: Option<T>,
 }
 
-impl<'a> Sections<'a> {
+/// The bytes of the optional sections, verbatim.
+pub type Sections<'a> = PerSection<&'a [u8]>;
+
+impl<T> Default for PerSection<T> {
+    fn default() -> Self {
+        PerSection::from([None, None, None])
+    }
+}
+
+impl<T> From<[Option<T>; 3]> for PerSection<T> {
     /// In file order.
-    pub(super) fn in_order(&self) -> [Option<&'a [u8]>; 3] {
-        [self.masks, self.vocab, self.index]
+    fn from([masks, vocab, index]: [Option<T>; 3]) -> Self {
+        PerSection { masks, vocab, index }
+    }
+}
+
+impl<T> PerSection<T> {
+    /// The sections' names, in file order.
+    pub(super) const NAMES: [&'static str; 3] = ["masks", "vocab", "index"];
+
+    /// The values, in file order.
+    pub(super) fn in_order(&self) -> [Option<&T>; 3] {
+        [self.masks.as_ref(), self.vocab.as_ref(), self.index.as_ref()]
     }
 
+    pub(super) fn map<'s, U>(&'s self, change: impl Fn(&'s T) -> U) -> PerSection<U> {
+        self.in_order().map(|value| value.map(&change)).into()
+    }
+}
+
+impl Sections<'_> {
     /// Bytes of all sections.
     pub(super) fn len(&self) -> u64 {
         self.in_order()
@@ -24,31 +49,5 @@ impl<'a> Sections<'a> {
             .flatten()
             .map(|bytes| bytes.len() as u64)
             .sum()
-    }
-}
-
-/// Copies of the sections, kept until a file is complete.
-#[derive(Clone, Default)]
-pub(super) struct OwnedSections {
-    vocab: Option<Vec<u8>>,
-    masks: Option<Vec<u8>>,
-    index: Option<Vec<u8>>,
-}
-
-impl OwnedSections {
-    pub fn of(sections: Sections) -> OwnedSections {
-        OwnedSections {
-            vocab: sections.vocab.map(<[u8]>::to_vec),
-            masks: sections.masks.map(<[u8]>::to_vec),
-            index: sections.index.map(<[u8]>::to_vec),
-        }
-    }
-
-    pub fn borrowed(&self) -> Sections<'_> {
-        Sections {
-            vocab: self.vocab.as_deref(),
-            masks: self.masks.as_deref(),
-            index: self.index.as_deref(),
-        }
     }
 }

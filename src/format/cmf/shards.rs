@@ -17,28 +17,22 @@ pub(super) fn with_siblings(opened: CmfFile) -> Result<Vec<CmfFile>> {
     let Some(shard) = opened.header.shard else {
         return Ok(vec![opened]);
     };
+    let Shard { no, count } = shard;
     let path = opened.path().to_owned();
     let here = path.display();
-    if shard.count == 0 || shard.count > MAX_COUNT || shard.no == 0 || shard.no > shard.count {
-        bail!(
-            ShardMismatch,
-            "{here}: the header says shard {} of {}",
-            shard.no,
-            shard.count
-        );
+    if count == 0 || count > MAX_COUNT || no == 0 || no > count {
+        bail!(ShardMismatch, "{here}: the header says shard {no} of {count}");
     }
     let Some((base, named)) = name_parts(&path) else {
-        if shard.count == 1 {
+        if count == 1 {
             return Ok(vec![opened]);
         }
-        let (no, count) = (shard.no, shard.count);
         bail!(
             ShardMismatch,
             "{here}: shard {no} of {count} must be named BASE-{no:05}-of-{count:05}.cmf"
         );
     };
     if named != shard {
-        let (no, count) = (shard.no, shard.count);
         bail!(
             ShardMismatch,
             "{here}: the name says shard {} of {}, the header {no} of {count}",
@@ -48,10 +42,10 @@ pub(super) fn with_siblings(opened: CmfFile) -> Result<Vec<CmfFile>> {
     }
     let mut opened = Some(opened);
     let mut files: Vec<CmfFile> = Vec::new();
-    for no in 1..=shard.count {
+    for no in 1..=count {
         let file = match opened.take_if(|_| no == shard.no) {
             Some(file) => file,
-            None => sibling(&path, &base, Shard { no, count: shard.count })?,
+            None => sibling(&path, &base, Shard { no, count })?,
         };
         if let Some(first) = files.first() {
             check_same_model(first, &file)?;
@@ -110,11 +104,11 @@ fn check_same_model(first: &CmfFile, file: &CmfFile) -> Result<()> {
 
 /// Refuses a shard other than the first that has sections or skills of the whole model.
 fn check_bare(file: &CmfFile) -> Result<()> {
-    let envelope = &file.envelope;
+    let sections = &file.envelope.sections;
     let extra = [
-        ("a masks section", envelope.masks.is_some()),
-        ("a tokenizer section", envelope.vocab.is_some()),
-        ("an index section", envelope.index.is_some()),
+        ("a masks section", sections.masks.is_some()),
+        ("a tokenizer section", sections.vocab.is_some()),
+        ("an index section", sections.index.is_some()),
         ("skills", !file.header.skills.is_empty()),
     ];
     if let Some((what, _)) = extra.iter().find(|(_, there)| *there) {
@@ -153,13 +147,8 @@ fn name_parts(path: &Path) -> Option<(String, Shard)> {
         let plain = digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
         digits.parse().ok().filter(|_| plain)
     };
-    Some((
-        base.to_owned(),
-        Shard {
-            no: number(no)?,
-            count: number(count)?,
-        },
-    ))
+    let (no, count) = (number(no)?, number(count)?);
+    Some((base.to_owned(), Shard { no, count }))
 }
 
 #[cfg(test)]

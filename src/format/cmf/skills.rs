@@ -171,15 +171,12 @@ pub(crate) fn registered<'a>(skills: &HashSet<&str>, name: &'a str) -> Option<(&
 
 /// Types and validates the registry. Errors: `Parse`, with the record.
 pub(super) fn parse(records: &[Value], arch: &Arch) -> Result<Vec<Skill>> {
-    let mut skills: Vec<Skill> = Vec::new();
-    for (i, record) in records.iter().enumerate() {
-        let skill = parse_record(record, arch).map_err(|err| err.context(format_args!("header.skills[{i}]")))?;
-        skills.push(skill);
-    }
+    let parse = |(i, record)| parse_record(record, arch).map_err(|err| err.context(format_args!("header.skills[{i}]")));
+    let skills: Vec<Skill> = records.iter().enumerate().map(parse).collect::<Result<_>>()?;
     let mut ids: Vec<&str> = skills.iter().map(|skill| skill.id.as_str()).collect();
     ids.sort_unstable();
-    if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        bail!(Parse, "header.skills: two skills have the id '{}'", pair[0]);
+    if let Some([id, _]) = ids.array_windows().find(|[a, b]| a == b) {
+        bail!(Parse, "header.skills: two skills have the id '{id}'");
     }
     Ok(skills)
 }
@@ -192,28 +189,22 @@ fn parse_record(record: &Value, arch: &Arch) -> Result<Skill> {
     let skill = Skill::deserialize(record).map_err(|err| parse_error(err.to_string()))?;
     check_id(&skill.id).map_err(|err| parse_error(err.message))?;
     if let Some(selection) = &skill.selection {
-        let Selection {
-            phi_layer,
-            mean,
-            basis,
-            rank,
-            ..
-        } = selection;
         let (layers, hidden) = (arch.num_layers, arch.hidden_size);
-        if *phi_layer >= layers {
+        let (layer, rank) = (selection.phi_layer, selection.rank);
+        let (mean, basis) = (selection.mean.len(), selection.basis.len());
+        if layer >= layers {
             bail!(
                 Parse,
-                "selection: phi_layer is {phi_layer}, the network has {layers} layers"
+                "selection: phi_layer is {layer}, the network has {layers} layers"
             );
         }
-        if mean.len() != hidden {
-            bail!(Parse, "selection: mean has {} values, expected {hidden}", mean.len());
+        if mean != hidden {
+            bail!(Parse, "selection: mean has {mean} values, expected {hidden}");
         }
-        if *rank == 0 || rank.checked_mul(hidden) != Some(basis.len()) {
-            let found = basis.len();
+        if rank == 0 || rank.checked_mul(hidden) != Some(basis) {
             bail!(
                 Parse,
-                "selection: basis has {found} values, expected {hidden} × rank; rank is {rank}"
+                "selection: basis has {basis} values, expected {hidden} × rank; rank is {rank}"
             );
         }
     }
@@ -224,12 +215,8 @@ fn hash<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Optio
     let Some(hex) = Option::<String>::deserialize(deserializer)? else {
         return Ok(None);
     };
-    match hex_u64(&hex) {
-        None => Err(D::Error::custom(format!(
-            "base_dir_hash is '{hex}', expected 16 hex digits"
-        ))),
-        hash => Ok(hash),
-    }
+    let invalid = || D::Error::custom(format!("base_dir_hash is '{hex}', expected 16 hex digits"));
+    hex_u64(&hex).ok_or_else(invalid).map(Some)
 }
 
 impl TryFrom<SelectionRecord> for Selection {

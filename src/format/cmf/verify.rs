@@ -9,6 +9,7 @@ use crate::format::hash::check_hash;
 use crate::format::tensor::TensorId;
 use rayon::prelude::*;
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::mpsc;
 
 /// The result of [`CmfContainer::verify`].
@@ -31,6 +32,16 @@ pub struct Failure {
     pub subject: String,
     /// The failure.
     pub error: Error,
+}
+
+impl Failure {
+    /// Of a check of `file`.
+    fn new(subject: &str, error: Error, file: &Path) -> Failure {
+        Failure {
+            subject: subject.to_owned(),
+            error: error.context(file.display()),
+        }
+    }
 }
 
 impl VerifyReport {
@@ -77,7 +88,6 @@ impl CmfContainer {
 }
 
 fn sections(file: &CmfFile, report: &mut VerifyReport) {
-    let path = file.path().display();
     if let Err(error) = file.mapped.check_length() {
         report.failures.push(Failure {
             subject: "file".into(),
@@ -86,25 +96,17 @@ fn sections(file: &CmfFile, report: &mut VerifyReport) {
         return;
     }
     let envelope = &file.envelope;
-    let hashes = &file.header.section_hashes;
-    let all = [
-        ("header", Some(envelope.header), envelope.header_hash),
-        ("directory", Some(envelope.directory), envelope.directory_hash),
-        ("masks", envelope.masks, hashes.masks),
-        ("vocab", envelope.vocab, hashes.vocab),
-        ("index", envelope.index, hashes.index),
+    let always = [
+        ("header", envelope.header, envelope.header_hash),
+        ("directory", envelope.directory, envelope.directory_hash),
     ];
-    for (name, span, stored) in all {
-        // Checksums of absent sections are ignored: other writers leave stale ones.
-        let Some(span) = span else { continue };
+    // Checksums of absent sections are ignored: other writers leave stale ones.
+    for (name, span, stored) in always.into_iter().chain(file.section_spans()) {
         if stored.is_none() {
-            report.notes.push(format!("{path}: no {name} hash"));
+            report.notes.push(format!("{}: no {name} hash", file.path().display()));
         }
         if let Err(error) = check_section(name, span, stored, file.mapped.bytes()) {
-            report.failures.push(Failure {
-                subject: name.into(),
-                error: error.context(&path),
-            });
+            report.failures.push(Failure::new(name, error, file.path()));
         }
     }
 }
@@ -116,14 +118,9 @@ fn tensors(container: &CmfContainer, done: &mpsc::Sender<u64>) -> Vec<Failure> {
         container.release(id);
         // Sending fails only if the receiver is gone, which does not matter.
         let _ = done.send(info.nbytes);
-        result.err().map(|err| Failure {
-            subject: info.name.clone(),
-            error: err.context(format_args!(
-                "{}: tensor '{}'",
-                container.shard_paths()[container.payloads()[id].shard].display(),
-                info.name
-            )),
-        })
+        let path = &container.shard_paths()[container.payloads()[id].shard];
+        let named = |err: Error| err.context(format_args!("tensor '{}'", info.name));
+        result.err().map(|err| Failure::new(&info.name, named(err), path))
     };
     (0..container.infos().len())
         .into_par_iter()
@@ -156,24 +153,21 @@ fn tensor(container: &CmfContainer, id: TensorId) -> Result<()> {
 
 /// Failures of a model's skills: missing masks, and tensors that do not match those they replace.
 fn skill_failures(container: &CmfContainer) -> Vec<Failure> {
-    let failure = |subject, error: Error| Failure {
-        subject,
-        error: error.context(container.shard_paths()[0].display()),
-    };
+    let path = &container.shard_paths()[0];
     let ids: HashSet<&str> = container.skills().iter().map(|skill| skill.id.as_str()).collect();
     let masks = container.masks();
     // In a skill file, masks and replaced tensors may be those of its base.
     let is_skill = container.is_skill_file();
     let without_mask = container.skills().iter().filter_map(|skill| {
         let err = skill.mask_task(masks).err().filter(|_| !is_skill || masks.is_some())?;
-        Some(failure(format!("skill '{}'", skill.id), err))
+        Some(Failure::new(&format!("skill '{}'", skill.id), err, path))
     });
     let infos = container.infos();
     let misplaced = infos.iter().filter(|_| !is_skill).filter_map(|info| {
         let (_, name) = registered(&ids, &info.name)?;
         let base = container.find(name).filter(|_| registered(&ids, name).is_none());
         let err = replaced_by(info, base.map(|base| (base, infos[base].shape.as_slice()))).err()?;
-        Some(failure(info.name.clone(), err))
+        Some(Failure::new(&info.name, err, path))
     });
     without_mask.chain(misplaced).collect()
 }

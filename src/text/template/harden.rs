@@ -10,9 +10,10 @@
 //! `((a * b)|__stored__)`, and `set x = e` becomes `set x = ((e)|__stored__)`. A template cannot redefine a filter.
 
 use super::lexer::Token;
-use super::repr;
+use super::python;
+use super::write::invalid;
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State};
+use minijinja::{Environment, Error, State};
 
 /// Deepest nesting of a stored value.
 const MAX_DEPTH: usize = 200;
@@ -31,7 +32,7 @@ const STORED_IN_NAMESPACE: &str = "__stored_in_namespace__";
 pub(super) fn install(environment: &mut Environment) {
     environment.add_filter(TEXT, |state: &State, value: &Value| match value.kind() {
         ValueKind::String => Ok(value.clone()),
-        _ => repr::text(state, value).map(Value::from),
+        _ => python::text(state, value).map(Value::from),
     });
     environment.add_filter(STORED, |state: &State, value: &Value| {
         stored(state, value, is_namespace(value))
@@ -115,10 +116,6 @@ impl Meter<'_> {
         }
         Ok(())
     }
-}
-
-fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 /// The texts to insert into the code of one tag, with their offsets in the template source, in order. `statement` is the

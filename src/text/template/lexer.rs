@@ -1,7 +1,9 @@
 //! Splits the code of one template tag into tokens.
 
+use crate::error::{Result, bail};
+
 /// Most bytes of code in one tag, without white space and string literals. Bounds the depth of operator chains.
-pub(super) const MAX_TAG_CODE: usize = 16 << 10;
+const MAX_TAG_CODE: usize = 16 << 10;
 
 #[derive(Clone, Copy)]
 pub(super) struct Token<'a> {
@@ -34,12 +36,11 @@ pub(super) struct Code<'a> {
     pub(super) end: usize,
 }
 
-/// The tag has more than [`MAX_TAG_CODE`] bytes of code.
-pub(super) struct TooLong;
-
 /// Reads the tag whose code starts at `start` and ends at the delimiter `close`. `None` if the tag or a string in it
 /// has no end, which the parser of minijinja reports.
-pub(super) fn lex<'a>(source: &'a str, start: usize, close: &str) -> Result<Option<Code<'a>>, TooLong> {
+///
+/// Errors: `Template` for a tag that is too long.
+pub(super) fn lex<'a>(source: &'a str, start: usize, close: &str) -> Result<Option<Code<'a>>> {
     let mut tokens: Vec<Token> = Vec::new();
     let (mut at, mut depth, mut code) = (start, 0usize, 0);
     // `{{-1}}` strips white space and prints 1.
@@ -67,7 +68,11 @@ pub(super) fn lex<'a>(source: &'a str, start: usize, close: &str) -> Result<Opti
         if !matches!(c, '"' | '\'') {
             code += text.len();
             if code > MAX_TAG_CODE {
-                return Err(TooLong);
+                let line = line_of(source, start);
+                bail!(
+                    Template,
+                    "line {line}: a tag has more than {MAX_TAG_CODE} bytes of code"
+                );
             }
         }
         if matches!(c, ')' | ']' | '}') {
@@ -80,6 +85,11 @@ pub(super) fn lex<'a>(source: &'a str, start: usize, close: &str) -> Result<Opti
         at += text.len();
     }
     Ok(None)
+}
+
+/// The number of the line at the offset `at`.
+pub(super) fn line_of(source: &str, at: usize) -> usize {
+    source.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1
 }
 
 /// The token at the start of `rest`, whose first character is `c`; `None` for a string without an end.

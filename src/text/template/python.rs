@@ -1,14 +1,18 @@
-//! Methods of Python's `str`, `list` and `dict` that templates call, and filters and tests with Python's results.
+//! Methods of Python's `str`, `list` and `dict` that templates call, Python's `str`, and filters and tests with Python's
+//! results.
 //!
 //! Adds methods that `minijinja-contrib` lacks, and replaces those whose results differ from Python's.
 
-use super::repr;
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind, State};
+use super::write::{invalid, repr};
+use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs, from_args};
+use minijinja::{Environment, Error, Output, State};
 use minijinja_contrib::pycompat;
 
 /// Most digits of a width or precision in `str.format`.
 const MAX_FORMAT_DIGITS: usize = 4;
+
+/// Methods that change a list or a dictionary.
+const MUTATING: &str = "append clear extend insert pop popitem remove setdefault sort update";
 
 /// Calls the method `name` of `value`, for methods that minijinja itself does not have.
 pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
@@ -36,31 +40,34 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
             let () = from_args(args)?;
             Ok(value.clone())
         }
-        ValueKind::Seq | ValueKind::Map
-            if matches!(
-                name,
-                "append"
-                    | "clear"
-                    | "extend"
-                    | "insert"
-                    | "pop"
-                    | "popitem"
-                    | "remove"
-                    | "setdefault"
-                    | "sort"
-                    | "update"
-            ) =>
-        {
-            Err(invalid(format!(
-                "'{name}' is not supported: values cannot be changed in place"
-            )))
-        }
+        ValueKind::Seq | ValueKind::Map if MUTATING.split(' ').any(|method| method == name) => Err(invalid(format!(
+            "'{name}' is not supported: values cannot be changed in place"
+        ))),
         _ => pycompat::unknown_method_callback(state, value, name, args),
     }
 }
 
-/// Replaces filters, tests and functions of minijinja that differ from those of Jinja.
+/// Replaces the formatter, and filters, tests and functions of minijinja that differ from those of Jinja.
 pub(super) fn install(environment: &mut Environment) {
+    environment.set_formatter(|out: &mut Output, state: &mut State, value: &Value| {
+        let written = match value.as_str() {
+            Some(text) => out.write_str(text),
+            None => out.write_str(&text(state, value)?),
+        };
+        written.map_err(Error::from)
+    });
+    environment.add_filter("string", text);
+    environment.add_filter("pprint", repr);
+    // Templates cannot use these names, because they contain a space.
+    environment.add_filter("minijinja join", minijinja::filters::join);
+    environment.add_filter("minijinja format", minijinja::filters::format);
+    for (filter, original) in [("join", "minijinja join"), ("format", "minijinja format")] {
+        environment.add_filter(filter, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            charge_containers(state, &args)?;
+            state.apply_filter(original, &args)
+        });
+    }
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
     environment.add_function("cycler", |items: Rest<Value>| {
@@ -104,44 +111,54 @@ fn is_sequence(value: &Value) -> bool {
     ) || (value.kind() == ValueKind::Iterable && value.len().is_some())
 }
 
+/// `str(value)`, for which fuel is charged while the text grows.
+pub(super) fn text(state: &State, value: &Value) -> Result<String, Error> {
+    match value.as_str() {
+        Some(text) => Ok(text.to_string()),
+        None if value.is_undefined() => Ok(String::new()),
+        None => repr(state, value),
+    }
+}
+
+/// Charges fuel for the text of every container among `args`, which minijinja does only after a conversion.
+fn charge_containers(state: &State, args: &[Value]) -> Result<(), Error> {
+    let mut containers = args.iter().filter(|arg| arg.as_object().is_some());
+    containers.try_for_each(|arg| repr(state, arg).map(drop))
+}
+
 fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
-    let position = |at: Option<usize>| at.map(|at| text[..at].chars().count());
     Ok(Some(match name {
         "split" | "rsplit" => split(state, text, name, args)?,
-        "partition" => {
+        "partition" | "rpartition" => {
             let (sep,): (&str,) = from_args(args)?;
-            let (head, sep, tail) = match text.split_once(nonempty(sep)?) {
-                Some((head, tail)) => (head, sep, tail),
-                None => (text, "", ""),
+            let sep = nonempty(sep)?;
+            let parts = match name {
+                "partition" => text
+                    .split_once(sep)
+                    .map_or([text, "", ""], |(head, tail)| [head, sep, tail]),
+                _ => text
+                    .rsplit_once(sep)
+                    .map_or(["", "", text], |(head, tail)| [head, sep, tail]),
             };
-            tuple([head, sep, tail])
+            Value::from(Tuple::from(parts.map(Value::from)))
         }
-        "rpartition" => {
-            let (sep,): (&str,) = from_args(args)?;
-            let (head, sep, tail) = match text.rsplit_once(nonempty(sep)?) {
-                Some((head, tail)) => (head, sep, tail),
-                None => ("", "", text),
+        "removeprefix" | "removesuffix" => {
+            let (affix,): (&str,) = from_args(args)?;
+            let rest = match name {
+                "removeprefix" => text.strip_prefix(affix),
+                _ => text.strip_suffix(affix),
             };
-            tuple([head, sep, tail])
-        }
-        "removeprefix" => {
-            let (prefix,): (&str,) = from_args(args)?;
-            Value::from(text.strip_prefix(prefix).unwrap_or(text))
-        }
-        "removesuffix" => {
-            let (suffix,): (&str,) = from_args(args)?;
-            Value::from(text.strip_suffix(suffix).unwrap_or(text))
+            Value::from(rest.unwrap_or(text))
         }
         "index" | "rindex" => {
             let (what,): (&str,) = from_args(args)?;
-            match position(if name == "index" {
+            let found = if name == "index" {
                 text.find(what)
             } else {
                 text.rfind(what)
-            }) {
-                Some(at) => Value::from(at),
-                None => return Err(invalid(format!("{name}: the substring is not found"))),
-            }
+            };
+            let at = found.ok_or_else(|| invalid(format!("{name}: the substring is not found")))?;
+            Value::from(text[..at].chars().count())
         }
         "isdecimal" => {
             let () = from_args(args)?;
@@ -151,20 +168,21 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
             let () = from_args(args)?;
             Value::from(text.to_lowercase())
         }
-        "swapcase" => {
+        "swapcase" | "title" => {
             let () = from_args(args)?;
-            let swap = |c: char| -> String {
-                if c.is_uppercase() {
+            let mut inside_word = false;
+            let change = |c: char| -> String {
+                let lower = match name {
+                    "swapcase" => c.is_uppercase(),
+                    _ => std::mem::replace(&mut inside_word, c.is_alphabetic()),
+                };
+                if lower {
                     c.to_lowercase().collect()
                 } else {
                     c.to_uppercase().collect()
                 }
             };
-            Value::from(text.chars().map(swap).collect::<String>())
-        }
-        "title" => {
-            let () = from_args(args)?;
-            Value::from(title(text))
+            Value::from(text.chars().map(change).collect::<String>())
         }
         "join" => {
             let (items,): (&Value,) = from_args(args)?;
@@ -172,9 +190,7 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
         }
         // Limit widths and charge for the text of containers, which minijinja's version does not.
         "format" => {
-            for arg in args.iter().filter(|arg| arg.as_object().is_some()) {
-                repr::text(state, arg)?;
-            }
+            charge_containers(state, args)?;
             let digits = |c: char| !c.is_ascii_digit();
             if text.split(digits).any(|run| run.len() > MAX_FORMAT_DIGITS) {
                 return Err(invalid(format!(
@@ -199,10 +215,9 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
 fn split(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let (sep, limit, kwargs): (Option<Value>, Option<Value>, Kwargs) = from_args(args)?;
     let given = |value: Option<Value>, name| -> Result<Option<Value>, Error> {
-        let value = if value.is_some() {
-            value
-        } else {
-            kwargs.get::<Option<Value>>(name)?
+        let value = match value {
+            Some(value) => Some(value),
+            None => kwargs.get::<Option<Value>>(name)?,
         };
         Ok(value.filter(|v| !v.is_none()))
     };
@@ -213,52 +228,36 @@ fn split(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value,
         None => usize::MAX,
     };
     let right = name == "rsplit";
-    let parts: Vec<&str> = match &sep {
-        Some(sep) => {
-            let sep = sep
-                .as_str()
-                .ok_or_else(|| invalid(format!("{name}: the separator is not a string")))?;
-            let sep = nonempty(sep)?;
-            state.consume_fuel(text.matches(sep).count().min(limit) as u64)?;
-            let pieces = limit.saturating_add(1);
-            if right {
-                text.rsplitn(pieces, sep).collect()
-            } else {
-                text.splitn(pieces, sep).collect()
-            }
+    let mut parts: Vec<&str> = Vec::new();
+    if let Some(sep) = &sep {
+        let sep = sep.as_str();
+        let sep = nonempty(sep.ok_or_else(|| invalid(format!("{name}: the separator is not a string")))?)?;
+        state.consume_fuel(text.matches(sep).count().min(limit) as u64)?;
+        let pieces = limit.saturating_add(1);
+        if right {
+            parts.extend(text.rsplitn(pieces, sep));
+        } else {
+            parts.extend(text.splitn(pieces, sep));
         }
-        None => {
-            state.consume_fuel(text.split_whitespace().count().min(limit) as u64)?;
-            let mut parts = Vec::new();
-            let mut rest = if right { text.trim_end() } else { text.trim_start() };
-            while !rest.is_empty() {
-                let gap = if right {
-                    rest.rfind(char::is_whitespace)
-                } else {
-                    rest.find(char::is_whitespace)
-                };
-                let Some(at) = gap.filter(|_| parts.len() < limit) else {
-                    parts.push(if right { rest.trim_start() } else { rest });
-                    break;
-                };
-                if right {
-                    let start = at + rest[at..].chars().next().map_or(0, char::len_utf8);
-                    parts.push(&rest[start..]);
-                    rest = rest[..at].trim_end();
-                } else {
-                    parts.push(&rest[..at]);
-                    rest = rest[at..].trim_start();
-                }
-            }
-            parts
-        }
-    };
-    let values = parts.into_iter().map(Value::from);
-    Ok(Value::from(if right {
-        values.rev().collect::<Vec<_>>()
     } else {
-        values.collect()
-    }))
+        state.consume_fuel(text.split_whitespace().count().min(limit) as u64)?;
+        let blank = char::is_whitespace;
+        let mut rest = if right { text.trim_end() } else { text.trim_start() };
+        while !rest.is_empty() {
+            let cut = match right {
+                true => rest.rsplit_once(blank).map(|(before, part)| (part, before.trim_end())),
+                false => rest.split_once(blank).map(|(part, after)| (part, after.trim_start())),
+            };
+            let last = (if right { rest.trim_start() } else { rest }, "");
+            let (part, left) = cut.filter(|_| parts.len() < limit).unwrap_or(last);
+            parts.push(part);
+            rest = left;
+        }
+    }
+    if right {
+        parts.reverse();
+    }
+    Ok(parts.into_iter().map(Value::from).collect())
 }
 
 fn join(state: &State, sep: &str, items: &Value) -> Result<String, Error> {
@@ -305,32 +304,10 @@ fn pad(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value, E
     }))
 }
 
-fn title(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut inside_word = false;
-    for c in text.chars() {
-        if inside_word {
-            out.extend(c.to_lowercase());
-        } else {
-            out.extend(c.to_uppercase());
-        }
-        inside_word = c.is_alphabetic();
-    }
-    out
-}
-
-fn tuple(items: [&str; 3]) -> Value {
-    Value::from(minijinja::value::Tuple::from(items.map(Value::from)))
-}
-
 fn nonempty(sep: &str) -> Result<&str, Error> {
     if sep.is_empty() {
         Err(invalid("the separator is empty"))
     } else {
         Ok(sep)
     }
-}
-
-fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message)
 }

@@ -4,8 +4,8 @@
 //! of chat templates into a plain scope, and inserts the filters of [`harden`].
 
 use super::harden;
-use super::lexer::{Code, MAX_TAG_CODE, lex};
-use crate::error::{Error, Kind, Result, bail};
+use super::lexer::{Code, lex, line_of};
+use crate::error::{Result, bail};
 use std::ops::Range;
 
 /// Longest template source, in bytes.
@@ -44,7 +44,7 @@ struct Scan<'a> {
     edits: Vec<(Range<usize>, String)>,
 }
 
-impl<'a> Scan<'a> {
+impl Scan<'_> {
     /// Handles the comment, expression or statement that starts at `open`. Returns the offset of its end; `None` if
     /// it has none.
     fn tag(&mut self, open: usize) -> Result<Option<usize>> {
@@ -53,7 +53,7 @@ impl<'a> Scan<'a> {
         match source.as_bytes()[open + 1] {
             b'#' => Ok(source[start..].find("#}").map(|length| start + length + 2)),
             b'{' => {
-                let Some(code) = self.lex(open, "}}")? else {
+                let Some(code) = lex(source, start, "}}")? else {
                     return Ok(None);
                 };
                 self.harden(&code, 0, "");
@@ -85,7 +85,7 @@ impl<'a> Scan<'a> {
             let line = line_of(source, open);
             bail!(Template, "line {line}: more than {MAX_ELIF} 'elif' tags");
         }
-        let Some(code) = self.lex(open, "%}")? else {
+        let Some(code) = lex(source, open + 2, "%}")? else {
             return Ok(None);
         };
         match (name, &code.tokens[..]) {
@@ -102,14 +102,6 @@ impl<'a> Scan<'a> {
             _ => self.harden(&code, 1, name),
         }
         Ok(Some(code.end + 2))
-    }
-
-    fn lex(&self, open: usize, close: &str) -> Result<Option<Code<'a>>> {
-        lex(self.source, open + 2, close).map_err(|_| {
-            let line = line_of(self.source, open);
-            let message = format!("line {line}: a tag has more than {MAX_TAG_CODE} bytes of code");
-            Error::new(Kind::Template, message)
-        })
     }
 
     /// Adds the insertions for a tag whose code begins after `name_tokens` tokens.
@@ -130,11 +122,6 @@ impl<'a> Scan<'a> {
         out.push_str(&self.source[copied..]);
         out
     }
-}
-
-/// The number of the line at the offset `at`.
-fn line_of(source: &str, at: usize) -> usize {
-    source.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1
 }
 
 /// The offset of the next `{{`, `{%` or `{#`.

@@ -7,7 +7,7 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
 use cmf_gpu::format::TensorSpec;
 use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
-use cmf_gpu::source::{Mask, MaskShape, Masks, SkillView};
+use cmf_gpu::source::{Mask, MaskAxis, MaskShape, Masks, SkillView};
 use cmf_gpu::tools::defrag::defrag;
 use cmf_gpu::tools::diff::diff;
 use cmf_gpu::tools::moe::{self, Narrowing, RoutingStats};
@@ -78,12 +78,16 @@ fn experts_are_masked_by_recorded_counts() {
     let masks = masked.masks().unwrap();
     let mask = masks.find("narrow").unwrap();
     for layer in 0..4 {
-        let on: Vec<usize> = (0..8).filter(|&expert| mask.expert(layer, expert)).collect();
+        let on: Vec<usize> = (0..8)
+            .filter(|&expert| mask.unit(MaskAxis::Experts, layer, expert))
+            .collect();
         match KEPT.iter().find(|(kept, _)| *kept == layer) {
             Some((_, kept)) => assert_eq!(on, kept),
             None => assert_eq!(on.len(), 8),
         }
-        assert!(mask.layer(layer) && mask.ffn_count(layer) == 128 && mask.head_count(layer) == 4);
+        assert!(
+            mask.layer(layer) && mask.count(MaskAxis::Neurons, layer) == 128 && mask.count(MaskAxis::Heads, layer) == 4
+        );
     }
     assert_eq!(
         (mask.task_id, mask.sparsity, masks.default_mask()),
@@ -288,7 +292,7 @@ fn neurons_of_mixtures_are_not_dropped() {
     experts(&model);
     let shape = MaskShape::of(&sound(&model).header().arch, false);
     let mut mask = Mask::open(0, "t", shape);
-    mask.set_ffn(3, 5, false).unwrap();
+    mask.set_unit(MaskAxis::Neurons, 3, 5, false).unwrap();
     let masks = Masks {
         default_task: None,
         masks: vec![mask],

@@ -2,7 +2,7 @@
 
 use super::{copy, entries, go_on, interop, payload, rewritten, sound, weights};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::source::{Mask, MaskShape, Masks, SkillView, Tensors};
+use cmf_gpu::source::{Mask, MaskAxis, MaskShape, Masks, SkillView, Tensors};
 use cmf_gpu::tools::defrag::defrag;
 use cmf_gpu::tools::skill::{self, New};
 use cmf_gpu::{Kind, convert};
@@ -38,7 +38,9 @@ fn inactive_neurons_are_dropped() {
     assert_eq!(to.header().arch.intermediate_size, 88);
     assert_eq!(to.header().provenance["defrag"]["kept_per_layer"], json!([88, 80, 82]));
     for layer in 0..3 {
-        let alive: Vec<usize> = (0..160).filter(|&neuron| mask.ffn(layer, neuron)).collect();
+        let alive: Vec<usize> = (0..160)
+            .filter(|&neuron| mask.unit(MaskAxis::Neurons, layer, neuron))
+            .collect();
         for part in ["gate", "up"] {
             let name = format!("model.layers.{layer}.mlp.{part}_proj.weight");
             let (old, new) = (weights(&from, &name), weights(&to, &name));
@@ -83,7 +85,9 @@ fn neurons_of_every_type_are_dropped() {
         let (from, to) = (sound(&model), sound(&out));
         let mask = from.masks().unwrap().find("narrow").unwrap();
         for layer in 0..3 {
-            let alive: Vec<usize> = (0..160).filter(|&neuron| mask.ffn(layer, neuron)).collect();
+            let alive: Vec<usize> = (0..160)
+                .filter(|&neuron| mask.unit(MaskAxis::Neurons, layer, neuron))
+                .collect();
             for part in ["gate", "up"] {
                 let name = format!("model.layers.{layer}.mlp.{part}_proj.weight");
                 assert_eq!(to.infos()[to.find(&name).unwrap()].dtype, dtype);
@@ -177,10 +181,10 @@ fn skills_are_cut_with_their_model() {
     let masks = |default: &str| {
         let shape = MaskShape::of(&sound(&model).header().arch, false);
         let mut mask = Mask::open(0, "t", shape);
-        (0..40).for_each(|neuron| mask.set_ffn(1, neuron, false).unwrap());
+        (0..40).for_each(|neuron| mask.set_unit(MaskAxis::Neurons, 1, neuron, false).unwrap());
         // Another task, which switches off only a head of the first layer.
         let mut other = Mask::open(1, "u", shape);
-        other.set_head(0, 0, false).unwrap();
+        other.set_unit(MaskAxis::Heads, 0, 0, false).unwrap();
         let default_task = Some(default.to_owned());
         Masks {
             default_task,
@@ -233,7 +237,7 @@ fn a_draft_head_keeps_its_neurons() {
     let shape = MaskShape::of(&from.header().arch, false);
     let mut mask = Mask::open(0, "t", shape);
     for layer in 0..shape.layers {
-        (0..shape.ffn / 2).for_each(|neuron| mask.set_ffn(layer, neuron, false).unwrap());
+        (0..shape.ffn / 2).for_each(|neuron| mask.set_unit(MaskAxis::Neurons, layer, neuron, false).unwrap());
     }
     let masks = Masks {
         default_task: None,
