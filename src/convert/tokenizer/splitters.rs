@@ -31,7 +31,9 @@ pub(super) struct Splitter {
 
 /// The entry of a table whose names, separated by blanks, include `name`.
 fn find<T>(table: &'static [(&str, T)], name: &str) -> Option<&'static T> {
-    let row = table.iter().find(|(names, _)| names.split(' ').any(|known| known == name));
+    let row = table
+        .iter()
+        .find(|(names, _)| names.split(' ').any(|known| known == name));
     row.map(|(_, entry)| entry)
 }
 
@@ -85,7 +87,10 @@ const NAMES: &[(&str, Splitter)] = &[
         WORDS,
     ),
     ("mpt olmo", composed(WORDS)),
-    ("smollm starcoder refact codeshell exaone minerva-7b mellum2", DIGIT_WORDS),
+    (
+        "smollm starcoder refact codeshell exaone minerva-7b mellum2",
+        DIGIT_WORDS,
+    ),
     ("command-r", composed(DIGIT_WORDS)),
     (
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
