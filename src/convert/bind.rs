@@ -11,7 +11,7 @@ use super::model::Tensor;
 use super::roles::{
     DENSE_PREFIX, EMBED, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, ROUTER, Role, TAIL, layer_roles,
 };
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail, error};
 use crate::format::{Arch, LayerType, Mtp};
 use std::collections::HashSet;
 
@@ -153,12 +153,11 @@ impl<'n, 'a> Binder<'n, 'a> {
     fn finish(self) -> Result<Vec<String>> {
         let (dropped, unused) = sort_out(self.found.into_keys());
         if !self.missing.is_empty() {
-            let unused = if unused.is_empty() {
-                String::new()
-            } else {
-                format!("; not used: {}", list(&unused))
-            };
-            bail!(MissingTensor, "the source lacks {}{unused}", list(&self.missing));
+            let missing = list(&self.missing);
+            match unused.is_empty() {
+                true => bail!(MissingTensor, "the source lacks {missing}"),
+                false => bail!(MissingTensor, "the source lacks {missing}; not used: {}", list(&unused)),
+            }
         }
         if !unused.is_empty() {
             bail!(
@@ -218,7 +217,7 @@ fn list(names: &[String]) -> String {
 fn untie(arch: &mut Arch, tensors: &mut Vec<Tensor>, dropped: &mut Vec<String>, notes: &mut Vec<String>) -> Result<()> {
     let Some(head) = tensors.pop() else { return Ok(()) };
     let embed = tensors.iter().find(|tensor| tensor.name == EMBED);
-    let embed = embed.ok_or_else(|| Error::new(Kind::MissingTensor, format!("the source lacks '{EMBED}'")))?;
+    let embed = embed.ok_or_else(|| error!(MissingTensor, "the source lacks '{EMBED}'"))?;
     if embed.data.same(&head.data)? {
         dropped.push(format!("{LM_HEAD}: equal to the tied {EMBED}"));
     } else {

@@ -2,7 +2,7 @@
 
 use super::bind::Bound;
 use super::model::Model;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail, error};
 use crate::format::Arch;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -49,12 +49,8 @@ impl<'a> Import<'a> {
                 arch.vocab_size
             ));
         }
-        let arch = serde_json::to_value(&arch).map_err(|err| {
-            Error::new(
-                Kind::Parse,
-                format!("the network's description is not valid JSON: {err}"),
-            )
-        })?;
+        let arch = serde_json::to_value(&arch)
+            .map_err(|err| error!(Parse, "the network's description is not valid JSON: {err}"))?;
         let header = [
             ("arch", arch),
             ("provenance", provenance.into()),

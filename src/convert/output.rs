@@ -1,7 +1,6 @@
 //! The file or the files that a conversion writes.
 
 use super::options::Target;
-use crate::dtype::Size;
 use crate::error::Result;
 use crate::format::cmf::{CmfWriter, Sections, SplitFiles, SplitWriter};
 use crate::format::{TensorSpec, not_the_output};
@@ -52,13 +51,9 @@ impl Output {
                     let size = spec.dtype.size(&spec.shape)?;
                     Ok((spec, size))
                 };
-                let tensors = specs
-                    .into_iter()
-                    .map(sized)
-                    .collect::<Result<Vec<(TensorSpec, Size)>>>()?;
-                Output::Several(Box::new(SplitWriter::create(
-                    split, header, tensors, sections, by_pass,
-                )?))
+                let tensors = specs.into_iter().map(sized).collect::<Result<_>>()?;
+                let writer = SplitWriter::create(split, header, tensors, sections, by_pass)?;
+                Output::Several(Box::new(writer))
             }
         })
     }

@@ -146,10 +146,6 @@ pub(super) const HEAD: &[Role] = rows! {
     EMBED, "token_embd.weight", [Vocab, Hidden], Always;
 };
 
-/// Prefixes of softmax attention and of Gated DeltaNet, after the layer's prefix.
-const ATTENTION: &str = "self_attn.";
-const DELTA_NET: &str = "linear_attn.";
-
 /// The tensors of a layer, in the order in which they are written.
 pub(super) const LAYER: &[Role] = rows! {
     "input_layernorm.weight", "attn_norm.weight", [Hidden], Always;
@@ -196,8 +192,8 @@ pub(super) const LAYER: &[Role] = rows! {
 /// The roles of a layer of this type.
 pub(super) fn layer_roles(kind: LayerType) -> impl Iterator<Item = &'static Role> {
     let other = match kind {
-        LayerType::LinearAttention => ATTENTION,
-        LayerType::FullAttention | LayerType::SlidingAttention => DELTA_NET,
+        LayerType::LinearAttention => "self_attn.",
+        LayerType::FullAttention | LayerType::SlidingAttention => "linear_attn.",
     };
     LAYER.iter().filter(move |role| !role.name.starts_with(other))
 }
