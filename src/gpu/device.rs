@@ -1,6 +1,6 @@
 //! A device with its limits, properties, pipelines and status.
 
-use super::adapter::{DeviceKind, Identity};
+use super::adapter::{self, DeviceKind};
 use super::pipelines::Pipelines;
 use super::scope::{Scope, device_error};
 use crate::dtype::planes::Planes;
@@ -74,23 +74,18 @@ impl Device {
     /// A device with properties that are safe on every device. Errors: `DeviceError` for limits below those that
     /// kernels need.
     pub(super) fn untested(device: wgpu::Device, queue: wgpu::Queue, options: DeviceOptions) -> Result<Device> {
-        let Identity {
-            name,
-            backend,
-            kind,
-            driver,
-        } = Identity::of(&device.adapter_info());
+        let info = device.adapter_info();
         let limits = device.limits();
-        check_limits(&name, &limits)?;
+        check_limits(&info.name, &limits)?;
         Ok(Device {
             status: watch(&device),
             pipelines: Pipelines::new(device.clone(), options.checked_shaders),
             device,
             queue,
-            name,
-            backend,
-            kind,
-            driver,
+            backend: adapter::backend(&info),
+            kind: adapter::kind(&info),
+            driver: adapter::driver(&info),
+            name: info.name,
             options,
             properties: Properties {
                 team: Team::Tree,

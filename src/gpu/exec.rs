@@ -4,7 +4,7 @@ use super::device::Device;
 use super::memory::{GraphMemory, READBACK, create};
 use super::pager::Pager;
 use super::upload::{Ring, upload};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Result, bail, error};
 use crate::graph::{
     Bind, BufferId, Counters, Graph, PARAMS_SLOT, Program, READBACK_WORDS, Resolved, Selected, Selection, Step,
 };
@@ -73,10 +73,10 @@ impl GpuExecutor {
     ) -> Result<GpuExecutor> {
         device.check_loops(&graph)?;
         let scope = device.scope();
-        let memory = GraphMemory::new(&device, &graph);
+        let (memory, created) = GraphMemory::new(&device, &graph, None);
         scope.finish()?;
         let mut counters = Counters {
-            buffers_created: memory.count() as u64 + READBACK_BUFFERS,
+            buffers_created: created.count + READBACK_BUFFERS,
             ..Counters::default()
         };
         counters.upload_bytes = upload_and_compile(&device, &graph, &memory, &*tensors, progress)?;
@@ -105,16 +105,8 @@ impl GpuExecutor {
 
     /// Makes the bind groups of all programs, in place of previous ones.
     pub(super) fn bind(&mut self) -> Result<()> {
-        if self
-            .graph
-            .buffers
-            .get(self.graph.readback)
-            .is_none_or(|buffer| buffer.bytes < READBACK_BYTES)
-        {
-            bail!(
-                Internal,
-                "the readback buffer is missing or has fewer than {READBACK_BYTES} bytes"
-            );
+        if self.memory.buffer(self.graph.readback)?.size() < READBACK_BYTES {
+            bail!(Internal, "the readback buffer has fewer than {READBACK_BYTES} bytes");
         }
         // Free the memory that only the previous graph used before more is allocated.
         self.programs.clear();
@@ -132,7 +124,12 @@ impl GpuExecutor {
     pub(super) fn page(&mut self, tensors: Arc<dyn Tensors>) -> Result<()> {
         self.pager = match self.graph.paged.is_empty() {
             true => None,
-            false => Some(Pager::new(&self.device, self.graph.clone(), tensors)?),
+            false => Some(Pager::new(
+                self.device.clone(),
+                self.memory.clone(),
+                self.graph.clone(),
+                tensors,
+            )?),
         };
         Ok(())
     }
@@ -141,7 +138,7 @@ impl GpuExecutor {
     pub(super) fn apply(&mut self, selection: &Arc<Selection>) -> Result<()> {
         self.selected = Selected::new(&self.graph, selection);
         if let Some(pager) = &mut self.pager {
-            pager.select(&self.device, &self.memory, selection.clone(), &mut self.counters)?;
+            pager.select(selection.clone(), &mut self.counters)?;
         }
         let mut contents = selection.contents.iter();
         contents.try_for_each(|(buffer, words)| self.send(*buffer, words))
@@ -196,11 +193,8 @@ fn bind_program(device: &Device, graph: &Graph, memory: &GraphMemory, program: &
     let params = create(device, "params", bytes, usage);
     let mut contents = vec![0u8; bytes as usize];
     let mut bound = Vec::new();
-    for (step, slot) in program
-        .steps
-        .iter()
-        .zip(contents.chunks_exact_mut(PARAMS_SLOT as usize))
-    {
+    let slots = contents.chunks_exact_mut(PARAMS_SLOT as usize);
+    for (step, slot) in program.steps.iter().zip(slots) {
         let words = step.op.bytes();
         slot[..words.len()].copy_from_slice(words);
         let at = bound.len() as u64 * PARAMS_SLOT;
@@ -259,5 +253,5 @@ fn range(buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> wgpu::BindingResourc
 }
 
 fn missing(step: &Step, bind: &Bind) -> Error {
-    Error::new(Kind::Internal, format!("{}: the graph has no {bind:?}", step.label))
+    error!(Internal, "{}: the graph has no {bind:?}", step.label)
 }

@@ -14,7 +14,7 @@ impl Device {
     pub fn open(adapter: &Adapter, options: DeviceOptions) -> Result<Device> {
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("cmf-gpu"),
-            required_features: adapter.wgpu_features(),
+            required_features: adapter.adapter.features() & wgpu::Features::SUBGROUP,
             required_limits: adapter.adapter.limits(),
             experimental_features: wgpu::ExperimentalFeatures::disabled(),
             memory_hints: wgpu::MemoryHints::MemoryUsage,

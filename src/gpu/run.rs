@@ -27,8 +27,8 @@ impl Executor for GpuExecutor {
         self.in_flight.push_back((ticket, submission));
         self.tickets += 1;
         self.counters.readback_bytes += READBACK_BYTES;
-        let program = self.selected.program(program)?;
-        program.count_bytes(&steps, shape, &mut self.counters);
+        let selected = self.selected.program(program)?;
+        selected.count_bytes(&steps, shape, &mut self.counters);
         self.device.check()?;
         Ok(Ticket(ticket))
     }
@@ -107,7 +107,7 @@ impl GpuExecutor {
         for pause in pauses {
             let encoder = self.encode(program, at..pause.steps.start, shape)?;
             at = pause.steps.start;
-            let wanted = pager.wanted(&self.device, &self.memory, &pause, encoder)?;
+            let wanted = pager.wanted(&pause, encoder)?;
             self.counters.readback_bytes += pager.count_bytes(&pause);
             let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
             if pause.once && rounds > 1 {
@@ -116,7 +116,7 @@ impl GpuExecutor {
             for round in 0..rounds {
                 for (waiting, groups) in pause.banks.iter().zip(&wanted) {
                     if let Some(members) = groups.get(round) {
-                        pager.make_present(&self.device, &self.memory, waiting.bank, members, &mut self.counters)?;
+                        pager.make_present(waiting.bank, members, &mut self.counters)?;
                     }
                 }
                 // The steps for the last group are encoded after the loop.
@@ -139,17 +139,16 @@ impl GpuExecutor {
         }
         let resolved = self.selected.program(program)?.within(&steps)?;
         let mut encoder = self.device.device.create_command_encoder(&Default::default());
-        {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            for resolved in resolved {
-                let step = &self.programs[program][resolved.step];
-                let grid = resolved.grid;
-                let [x, y, z] = grid.workgroups(shape, step.width, step.threads, step.teams);
-                pass.set_pipeline(step.pipeline(resolved));
-                pass.set_bind_group(0, &step.bind_group, &[]);
-                pass.dispatch_workgroups(x, y, z);
-            }
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for resolved in resolved {
+            let step = &self.programs[program][resolved.step];
+            let grid = resolved.grid;
+            let [x, y, z] = grid.workgroups(shape, step.width, step.threads, step.teams);
+            pass.set_pipeline(step.pipeline(resolved));
+            pass.set_bind_group(0, &step.bind_group, &[]);
+            pass.dispatch_workgroups(x, y, z);
         }
+        drop(pass);
         self.counters.passes += 1;
         self.counters.submits += 1;
         self.counters.dispatches += resolved.len() as u64;
