@@ -71,8 +71,6 @@ pub(super) struct Matrix<'a> {
     bytes: &'a [u8],
     /// An error means that the type cannot be read. It is reported when the tensor is used.
     encoding: Result<Encoding>,
-    /// The source's checksum of the bytes.
-    hash: Option<u64>,
     rows: RowOrder<'a>,
     /// Heads in tiled order along the columns.
     tiled_cols: Option<TiledHeads>,
@@ -89,7 +87,6 @@ impl<'a> Matrix<'a> {
             shape,
             bytes,
             encoding,
-            hash: None,
             rows: RowOrder::Same,
             tiled_cols: None,
             applied: Applied::Identity,
@@ -117,11 +114,7 @@ impl<'a> Matrix<'a> {
         let info = &container.infos()[id];
         let encoding = Ok(Encoding::Container(info.dtype));
         let origin = Origin::Container(container, id);
-        let matrix = Matrix::new(info.shape.clone(), bytes, encoding, origin);
-        Ok(Matrix {
-            hash: Some(container.payloads()[id].hash),
-            ..matrix
-        })
+        Ok(Matrix::new(info.shape.clone(), bytes, encoding, origin))
     }
 
     /// The same tensor, whose rows (of a vector: elements) are heads of `head_dim` with interleaved halves: the source has
@@ -242,9 +235,11 @@ impl<'a> Matrix<'a> {
 
     /// Errors: `HashMismatch` when the bytes do not have the source's checksum, if it has one.
     pub fn intact(&self) -> Result<()> {
-        match self.hash {
-            Some(_) => check_hash("payload", self.bytes, self.hash).map(drop),
-            None => Ok(()),
+        match self.origin {
+            Origin::Container(container, id) => {
+                check_hash("payload", self.bytes, Some(container.payloads()[id].hash)).map(drop)
+            }
+            Origin::File(..) => Ok(()),
         }
     }
 

@@ -165,19 +165,6 @@ impl Device {
         variants
     }
 
-    /// Compiles the pipelines of these variants, in order, on as many threads as there are cores.
-    ///
-    /// Errors: `DeviceError` with the kernel's name when the driver refuses one.
-    pub fn compile(&self, variants: &[Variant]) -> Result<()> {
-        self.pipelines.compile(variants)
-    }
-
-    /// Pipelines compiled so far, and the milliseconds that took, summed over threads.
-    pub fn compile_counters(&self) -> (u64, f64) {
-        let (count, microseconds) = self.pipelines.counters();
-        (count, microseconds as f64 / 1000.0)
-    }
-
     /// Fails if the device is lost or has reported an error outside of any call.
     pub fn check(&self) -> Result<()> {
         match self.status.lost.get().or_else(|| self.status.failed.get()) {

@@ -170,7 +170,7 @@ fn upload_and_compile(
 ) -> Result<u64> {
     let variants = device.variants(graph);
     std::thread::scope(|threads| {
-        let compiling = threads.spawn(|| device.compile(&variants));
+        let compiling = threads.spawn(|| device.pipelines.compile(&variants));
         let total = graph.weight_bytes();
         let mut ring = Ring::new(device)?;
         upload(&mut ring, graph, memory, tensors, &|_| true, &mut |uploaded| {

@@ -79,7 +79,7 @@ impl GpuExecutor {
         let scope = device.scope();
         let (memory, created) = GraphMemory::new(&device, &graph, Some((&self.graph, &self.memory)));
         scope.finish()?;
-        device.compile(&device.variants(&graph))?;
+        device.pipelines.compile(&device.variants(&graph))?;
         self.replace_contents(&graph, &memory, &created, &*tensors, changed)?;
 
         // An equal graph on the same memory keeps its bind groups.
