@@ -6,7 +6,7 @@ use super::pager::Pager;
 use super::upload::{Ring, upload};
 use crate::error::{Error, Result, bail, error};
 use crate::graph::{
-    Bind, BufferId, Counters, Graph, PARAMS_SLOT, Program, READBACK_WORDS, Resolved, Selected, Selection, Step,
+    Bind, Counters, Executor, Graph, PARAMS_SLOT, Program, READBACK_WORDS, Resolved, Selected, Selection, Step,
 };
 use crate::source::Tensors;
 use std::collections::VecDeque;
@@ -76,7 +76,7 @@ impl GpuExecutor {
         let (memory, created) = GraphMemory::new(&device, &graph, None);
         scope.finish()?;
         let mut counters = Counters {
-            buffers_created: created.count + READBACK_BUFFERS,
+            buffers_created: created.buffers + READBACK_BUFFERS,
             ..Counters::default()
         };
         counters.upload_bytes = upload_and_compile(&device, &graph, &memory, &*tensors, progress)?;
@@ -97,7 +97,7 @@ impl GpuExecutor {
         };
         executor.bind()?;
         executor.page(tensors)?;
-        executor.apply(&selection)?;
+        executor.select(selection)?;
         scope.finish()?;
         executor.count_pipelines();
         Ok(executor)
@@ -120,36 +120,14 @@ impl GpuExecutor {
         Ok(())
     }
 
-    /// Makes the pager, for a graph with paged banks.
+    /// Makes the pager that the graph needs.
     pub(super) fn page(&mut self, tensors: Arc<dyn Tensors>) -> Result<()> {
-        self.pager = match self.graph.paged.is_empty() {
-            true => None,
-            false => Some(Pager::new(
-                self.device.clone(),
-                self.memory.clone(),
-                self.graph.clone(),
-                tensors,
-            )?),
-        };
+        let (device, memory, graph) = (self.device.clone(), self.memory.clone(), self.graph.clone());
+        let is_paged = !graph.paged.is_empty();
+        self.pager = is_paged
+            .then(|| Pager::new(device, memory, graph, tensors))
+            .transpose()?;
         Ok(())
-    }
-
-    /// Runs the steps of a selection from now on, and writes the contents of its buffers.
-    pub(super) fn apply(&mut self, selection: &Arc<Selection>) -> Result<()> {
-        self.selected = Selected::new(&self.graph, selection);
-        if let Some(pager) = &mut self.pager {
-            pager.select(selection.clone(), &mut self.counters)?;
-        }
-        let mut contents = selection.contents.iter();
-        contents.try_for_each(|(buffer, words)| self.send(*buffer, words))
-    }
-
-    /// Writes words at the start of a buffer.
-    pub(super) fn send(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
-        let to = self.memory.buffer(buffer)?;
-        self.device.queue.write_buffer(to, 0, bytemuck::cast_slice(words));
-        self.counters.write_buffer_calls += 1;
-        self.device.check()
     }
 
     /// Copies the device's counters of pipelines.

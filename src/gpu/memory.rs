@@ -3,6 +3,7 @@
 use super::device::Device;
 use crate::error::{Result, error};
 use crate::graph::{BufferId, Graph, MatrixId, Segment, VectorId};
+use std::collections::HashSet;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -46,63 +47,52 @@ pub struct GraphMemory {
 }
 
 /// A buffer or weight of a graph.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Item {
     Buffer(BufferId),
     Vector(VectorId),
     Matrix(MatrixId),
 }
 
-/// Which items of a graph have new memory, without contents.
+/// The items of a graph that have new memory, without contents.
+#[derive(Default)]
 pub struct Created {
-    buffers: Vec<bool>,
-    vectors: Vec<bool>,
-    matrices: Vec<bool>,
+    pub items: HashSet<Item>,
     /// The number of new wgpu buffers.
-    pub count: u64,
+    pub buffers: u64,
 }
 
 impl Created {
-    pub fn has(&self, item: Item) -> bool {
-        match item {
-            Item::Buffer(i) => self.buffers[i],
-            Item::Vector(i) => self.vectors[i],
-            Item::Matrix(i) => self.matrices[i],
-        }
+    fn add(&mut self, device: &Device, item: Item, label: &str, bytes: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
+        self.items.insert(item);
+        self.buffers += 1;
+        create(device, label, bytes, usage)
     }
 }
 
 impl GraphMemory {
     /// Memory for a graph. Takes over the memory of items that the graph `old` has as well, and creates the rest.
     pub fn new(device: &Device, graph: &Graph, old: Option<(&Graph, &GraphMemory)>) -> (GraphMemory, Created) {
-        let mut count = 0;
-        let mut new = |label: &str, bytes: u64, usage: wgpu::BufferUsages| {
-            count += 1;
-            create(device, label, bytes, usage)
-        };
+        let mut created = Created::default();
         let kept = old.map(|(old, memory)| (&old.buffers[..], &memory.buffers[..]));
-        let (buffers, new_buffers) = reuse(&graph.buffers, kept, |b| new(&b.label, b.bytes, STORAGE));
+        let buffers = reuse(&graph.buffers, kept, |i, buffer| {
+            created.add(device, Item::Buffer(i), &buffer.label, buffer.bytes, STORAGE)
+        });
         let kept = old.map(|(old, memory)| (&old.vectors[..], &memory.vectors[..]));
-        let (vectors, new_vectors) = reuse(&graph.vectors, kept, |v| {
-            new(&v.label, v.padded_len() as u64 * 4, STORAGE)
+        let vectors = reuse(&graph.vectors, kept, |i, vector| {
+            let bytes = vector.padded_len() as u64 * 4;
+            created.add(device, Item::Vector(i), &vector.label, bytes, STORAGE)
         });
         let kept = old.map(|(old, memory)| (&old.matrices[..], &memory.matrices[..]));
-        let (matrices, new_matrices) = reuse(&graph.matrices, kept, |matrix| {
+        let matrices = reuse(&graph.matrices, kept, |i, matrix| {
+            let mut add = |bytes| created.add(device, Item::Matrix(i), &matrix.label, bytes, WEIGHTS);
             let segments = matrix.segments.iter();
-            segments
-                .map(|segment| segment_buffer(segment, |bytes| new(&matrix.label, bytes, WEIGHTS)))
-                .collect()
+            segments.map(|segment| segment_buffer(segment, &mut add)).collect()
         });
         let memory = GraphMemory {
             buffers,
             vectors,
             matrices,
-        };
-        let created = Created {
-            buffers: new_buffers,
-            vectors: new_vectors,
-            matrices: new_matrices,
-            count,
         };
         (memory, created)
     }
@@ -114,12 +104,12 @@ impl GraphMemory {
     }
 }
 
-/// For each new item the memory of an equal old item, or new memory; and whether it is new.
+/// For each new item the memory of an equal old item, or new memory.
 fn reuse<A: PartialEq, T: Clone>(
     new: &[A],
     kept: Option<(&[A], &[T])>,
-    mut create: impl FnMut(&A) -> T,
-) -> (Vec<T>, Vec<bool>) {
+    mut create: impl FnMut(usize, &A) -> T,
+) -> Vec<T> {
     let (old, kept) = kept.unwrap_or_default();
     let one = |(i, wanted): (usize, &A)| {
         // Most items have the same index in both graphs.
@@ -128,11 +118,11 @@ fn reuse<A: PartialEq, T: Clone>(
             false => old.iter().position(|old| old == wanted),
         };
         match found.and_then(|i| kept.get(i)) {
-            Some(kept) => (kept.clone(), false),
-            None => (create(wanted), true),
+            Some(kept) => kept.clone(),
+            None => create(i, wanted),
         }
     };
-    new.iter().enumerate().map(one).unzip()
+    new.iter().enumerate().map(one).collect()
 }
 
 fn segment_buffer(segment: &Segment, create: impl FnOnce(u64) -> wgpu::Buffer) -> SegmentBuffer {

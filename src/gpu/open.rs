@@ -3,7 +3,7 @@
 use super::adapter::Adapter;
 use super::device::{Device, DeviceOptions, Properties};
 use super::probe;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Result, error};
 use crate::shader::Team;
 
 impl Device {
@@ -21,7 +21,7 @@ impl Device {
             trace: wgpu::Trace::Off,
         };
         let (device, queue) = pollster::block_on(adapter.adapter.request_device(&descriptor))
-            .map_err(|err| Error::new(Kind::DeviceError, format!("{}: {err}", adapter.name)))?;
+            .map_err(|err| error!(DeviceError, "{}: {err}", adapter.name))?;
         Device::from_wgpu(device, queue, options)
     }
 
