@@ -4,7 +4,7 @@ use super::adapter::{self, DeviceKind};
 use super::pipelines::Pipelines;
 use super::scope::{Scope, device_error};
 use crate::dtype::planes::Planes;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Kind, Result, bail, error};
 use crate::graph::{Graph, Step};
 use crate::op::Kv;
 use crate::shader::{Team, Variant};
@@ -167,10 +167,8 @@ impl Device {
 
     /// Fails if the device is lost or has reported an error outside of any call.
     pub fn check(&self) -> Result<()> {
-        match self.status.lost.get().or_else(|| self.status.failed.get()) {
-            Some(err) => Err(err.clone()),
-            None => Ok(()),
-        }
+        let err = self.status.lost.get().or_else(|| self.status.failed.get());
+        err.map_or(Ok(()), |err| Err(err.clone()))
     }
 
     /// The error for an operation that failed: if the device is lost, the error that says so, else a `DeviceError` with
@@ -178,10 +176,9 @@ impl Device {
     pub(super) fn failure(&self, message: impl Into<String>) -> Error {
         // A poll runs the callback that reports a loss. Its own failure adds nothing.
         let _ = self.device.poll(wgpu::PollType::Poll);
-        match self.check() {
-            Err(err) => err,
-            Ok(()) => Error::new(Kind::DeviceError, message),
-        }
+        self.check()
+            .err()
+            .unwrap_or_else(|| Error::new(Kind::DeviceError, message))
     }
 
     /// Waits until a submission is done. Errors: `DeviceLost` when that takes longer than [`DeviceOptions::timeout`].
@@ -195,12 +192,11 @@ impl Device {
         match self.device.poll(wait) {
             Ok(_) => self.check(),
             Err(wgpu::PollError::Timeout) => {
-                let message = format!(
-                    "{}: a submission did not finish within {:?}; the device is treated as hung",
-                    self.name,
-                    timeout.unwrap_or_default()
-                );
-                let _ = self.status.lost.set(Error::new(Kind::DeviceLost, message));
+                let (name, timeout) = (&self.name, timeout.unwrap_or_default());
+                let _ = self.status.lost.set(error!(
+                    DeviceLost,
+                    "{name}: a submission did not finish within {timeout:?}; the device is treated as hung"
+                ));
                 self.check()
             }
             Err(err) => Err(self.failure(format!("waiting for the device: {err}"))),
@@ -218,8 +214,8 @@ fn watch(device: &wgpu::Device) -> Arc<Status> {
     let status = Arc::new(Status::default());
     let lost = status.clone();
     device.set_device_lost_callback(move |reason, message| {
-        let message = format!("the device was lost ({reason:?}): {message}");
-        let _ = lost.lost.set(Error::new(Kind::DeviceLost, message));
+        let err = error!(DeviceLost, "the device was lost ({reason:?}): {message}");
+        let _ = lost.lost.set(err);
     });
     let failed = status.clone();
     device.on_uncaptured_error(Arc::new(move |err: wgpu::Error| {

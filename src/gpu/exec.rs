@@ -23,9 +23,8 @@ pub(super) struct BoundStep {
     plain: Arc<wgpu::ComputePipeline>,
     masked: Option<Arc<wgpu::ComputePipeline>>,
     pub width: u32,
-    /// Threads of a workgroup.
+    /// Threads and teams of a workgroup.
     pub threads: u32,
-    /// Teams of a workgroup.
     pub teams: u32,
 }
 

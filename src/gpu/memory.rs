@@ -17,7 +17,6 @@ pub const READBACK: wgpu::BufferUsages = wgpu::BufferUsages::MAP_READ.union(wgpu
 /// The offset of a storage binding is a multiple of this on every device.
 const OFFSET_ALIGNMENT: u64 = 256;
 
-/// Creates a buffer.
 pub fn create(device: &Device, label: &str, bytes: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
     device.device.create_buffer(&wgpu::BufferDescriptor {
         label: Some(label),

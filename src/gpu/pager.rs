@@ -66,12 +66,9 @@ impl Pager {
             let table = paged.tables.first().and_then(|&table| graph.buffers.get(table));
             let table = table.ok_or_else(|| error!(Internal, "a paged bank without a table"))?;
             let present = |member: usize| (member < paged.slots).then_some(member);
-            let slot = |member| Slot {
-                member: Some(member),
-                used: 0,
-            };
+            let slots = (0..paged.slots).map(Some);
             Ok(Bank {
-                slots: (0..paged.slots).map(slot).collect(),
+                slots: slots.map(|member| Slot { member, used: 0 }).collect(),
                 slot_of: (0..paged.members.len()).map(present).collect(),
                 table: table.fill.words(&*tensors)?,
             })
@@ -209,9 +206,9 @@ impl Pager {
         };
         let slots = state.slots.iter().enumerate();
         let oldest = slots.min_by_key(|(_, slot)| (slot.member.is_some_and(may_be_chosen), slot.used));
-        match oldest {
-            Some((number, slot)) if slot.used != self.clock => Ok(number),
-            _ => {
+        match oldest.filter(|(_, slot)| slot.used != self.clock) {
+            Some((number, _)) => Ok(number),
+            None => {
                 let slots = state.slots.len();
                 bail!(
                     Internal,

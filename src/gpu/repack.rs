@@ -77,7 +77,6 @@ pub enum Region {
 }
 
 impl Region {
-    /// All regions.
     pub const ALL: [Region; 4] = [Region::Codes, Region::Words, Region::Records, Region::GroupScales];
 
     /// Whether the blocks have records that rows share.
