@@ -185,8 +185,7 @@ impl GpuExecutor {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for resolved in resolved {
             let step = &self.programs[program][resolved.step];
-            let grid = resolved.grid;
-            let [x, y, z] = grid.workgroups(shape, step.width, step.threads, step.teams);
+            let [x, y, z] = resolved.grid.workgroups(shape, step.width, step.threads, step.teams);
             pass.set_pipeline(step.pipeline(resolved));
             pass.set_bind_group(0, &step.bind_group, &[]);
             pass.dispatch_workgroups(x, y, z);

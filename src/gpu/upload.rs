@@ -260,14 +260,12 @@ pub fn overwrite_run(
     };
     let (at, before) = segment.before(run);
     let before = segment.geometry.begin() + before;
-    let (runs, sources) = (
-        [Run {
-            part: 0,
-            rows,
-            capacity,
-        }],
-        slice::from_ref(source),
-    );
+    let sources = slice::from_ref(source);
+    let runs = [Run {
+        part: 0,
+        rows,
+        capacity,
+    }];
     put_blocks(put, segment, to, sources, at, &row_blocks(&runs, 0..count, before))?;
     put_col_scales(put, segment, to, run, source)?;
     if segment.geometry.planes.has_overlay() {
