@@ -118,19 +118,17 @@ macro_rules! rows {
             gguf: $gguf,
             shape: &[$(Dim::$dim),*],
             need: Need::$need $(($which))?,
-            $($rotates: true,)?
-            ..UNNAMED
-        }),*]
+            rotates: false,
+        } $(.$rotates())?),*]
     };
 }
 
-const UNNAMED: Role = Role {
-    name: "",
-    gguf: "",
-    shape: &[],
-    need: Need::Always,
-    rotates: false,
-};
+impl Role {
+    const fn rotates(mut self) -> Role {
+        self.rotates = true;
+        self
+    }
+}
 
 /// Name of the token embedding.
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
