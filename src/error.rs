@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// The class of an error. The names are part of the command line's contract.
+/// The class of an error. The names are part of the command line's contract: no variant is ever renamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -60,34 +60,9 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The stable name, as printed.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::InvalidMagic => "InvalidMagic",
-            Kind::UnsupportedVersion => "UnsupportedVersion",
-            Kind::UnsupportedFeature => "UnsupportedFeature",
-            Kind::Bounds => "Bounds",
-            Kind::Parse => "Parse",
-            Kind::HashMismatch => "HashMismatch",
-            Kind::SignatureInvalid => "SignatureInvalid",
-            Kind::MissingTensor => "MissingTensor",
-            Kind::UnsupportedModel => "UnsupportedModel",
-            Kind::UnsupportedTensorType => "UnsupportedTensorType",
-            Kind::SkillFile => "SkillFile",
-            Kind::ShardMismatch => "ShardMismatch",
-            Kind::NoAdapter => "NoAdapter",
-            Kind::OutOfMemory => "OutOfMemory",
-            Kind::DeviceLost => "DeviceLost",
-            Kind::DeviceError => "DeviceError",
-            Kind::ContextFull => "ContextFull",
-            Kind::Template => "Template",
-            Kind::Tokenizer => "Tokenizer",
-            Kind::NonFinite => "NonFinite",
-            Kind::Io => "Io",
-            Kind::Interrupted => "Interrupted",
-            Kind::Internal => "Internal",
-            Kind::Usage => "Usage",
-        }
+    /// The stable name, as printed: that of the variant.
+    pub fn name(self) -> String {
+        format!("{self:?}")
     }
 }
 
@@ -120,16 +95,13 @@ impl Error {
 
     /// The same error with `context: ` in front of its message.
     pub fn context(self, context: impl fmt::Display) -> Self {
-        Error {
-            kind: self.kind,
-            message: escape(format!("{context}: {}", self.message)),
-        }
+        Error::new(self.kind, format!("{context}: {}", self.message))
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.kind.name(), self.message)
+        write!(f, "{:?}: {}", self.kind, self.message)
     }
 }
 
@@ -143,24 +115,29 @@ pub fn escape(text: String) -> String {
     if !text.contains(hostile) {
         return text;
     }
-    text.chars()
-        .map(|c| {
-            if hostile(c) {
-                c.escape_default().to_string()
-            } else {
-                c.to_string()
-            }
-        })
-        .collect()
+    text.chars().fold(String::new(), |mut escaped, c| {
+        match hostile(c) {
+            true => escaped.extend(c.escape_default()),
+            false => escaped.push(c),
+        }
+        escaped
+    })
+}
+
+/// An error of the given kind with a formatted message.
+macro_rules! error {
+    ($kind:ident, $($arg:tt)*) => {
+        $crate::error::Error::new($crate::error::Kind::$kind, format!($($arg)*))
+    };
 }
 
 /// Returns an error of the given kind with a formatted message from the enclosing function.
 macro_rules! bail {
-    ($kind:ident, $($arg:tt)*) => {
-        return Err($crate::error::Error::new($crate::error::Kind::$kind, format!($($arg)*)))
+    ($($arg:tt)*) => {
+        return Err($crate::error::error!($($arg)*))
     };
 }
-pub(crate) use bail;
+pub(crate) use {bail, error};
 
 #[cfg(test)]
 mod tests {

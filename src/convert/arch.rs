@@ -79,30 +79,25 @@ impl Dims {
 /// The length of `dim` in a network.
 pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
     let of = |dim: Option<usize>| dim.unwrap_or(0);
+    let heads = |heads: usize| heads.saturating_mul(arch.head_dim);
+    let (query, key_value) = (heads(arch.num_attention_heads), heads(arch.num_kv_heads));
+    let keys = of(arch.linear_num_key_heads).saturating_mul(of(arch.linear_key_head_dim));
     let values = of(arch.linear_num_value_heads).saturating_mul(of(arch.linear_value_head_dim));
+    let channels = keys.saturating_mul(2).saturating_add(values);
     let length = match dim {
         Dim::Hidden => arch.hidden_size,
         Dim::Inter => arch.intermediate_size,
         Dim::Vocab => arch.vocab_size,
-        Dim::Query => arch.num_attention_heads.saturating_mul(arch.head_dim),
-        Dim::KeyValue => arch.num_kv_heads.saturating_mul(arch.head_dim),
+        Dim::Query => query,
+        Dim::KeyValue => key_value,
         Dim::Head => arch.head_dim,
-        Dim::Fused => {
-            let heads = arch
-                .num_kv_heads
-                .saturating_mul(2)
-                .saturating_add(arch.num_attention_heads);
-            heads.saturating_mul(arch.head_dim)
-        }
+        Dim::Fused => key_value.saturating_mul(2).saturating_add(query),
         Dim::TwoInter => arch.intermediate_size.saturating_mul(2),
         Dim::TwoHidden => arch.hidden_size.saturating_mul(2),
-        Dim::TwoQuery => length(arch, Dim::Query).saturating_mul(2) as usize,
-        Dim::DeltaChannels => {
-            let keys = of(arch.linear_num_key_heads).saturating_mul(of(arch.linear_key_head_dim));
-            keys.saturating_mul(2).saturating_add(values)
-        }
+        Dim::TwoQuery => query.saturating_mul(2),
+        Dim::DeltaChannels => channels,
         Dim::DeltaValues => values,
-        Dim::DeltaAll => (length(arch, Dim::DeltaChannels) as usize).saturating_add(values),
+        Dim::DeltaAll => channels.saturating_add(values),
         Dim::DeltaHeads => of(arch.linear_num_value_heads),
         Dim::TwoDeltaHeads => of(arch.linear_num_value_heads).saturating_mul(2),
         Dim::DeltaHead => of(arch.linear_value_head_dim),
@@ -110,7 +105,7 @@ pub(super) fn length(arch: &Arch, dim: Dim) -> u64 {
         Dim::Taps => of(arch.linear_conv_kernel_dim),
         Dim::Experts => arch.moe.as_ref().map_or(0, |moe| moe.num_experts),
         Dim::ExpertInter => arch.moe.as_ref().map_or(0, |moe| moe.moe_intermediate_size),
-        Dim::SharedInter => shared_width(arch).unwrap_or(0),
+        Dim::SharedInter => of(shared_width(arch)),
     };
     length as u64
 }

@@ -11,7 +11,7 @@ use super::model::Tensor;
 use super::roles::{
     DENSE_PREFIX, EMBED, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, ROUTER, Role, TAIL, layer_roles,
 };
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail, error};
 use crate::format::{Arch, LayerType, Mtp};
 use std::collections::HashSet;
 
@@ -40,9 +40,21 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, found: Found<'a>) -> Re
     if !drafts && arch.mtp.take().is_some() {
         notes.push("the configuration announces a draft head, and the source has no tensors of one".to_owned());
     }
-    let mut binder = Binder::new(family, arch, found);
-    let mut tensors = binder.network()?;
-    let draft_head = binder.draft_head()?;
+    let routers = found.keys().filter_map(|name| name.strip_suffix(ROUTER));
+    let mut binder = Binder {
+        family,
+        arch,
+        routers: routers.map(str::to_owned).collect(),
+        found,
+        missing: Vec::new(),
+        tensors: Vec::new(),
+    };
+    binder.network()?;
+    let mut tensors = std::mem::take(&mut binder.tensors);
+    if let Some(head) = &arch.mtp {
+        binder.draft_head(head)?;
+    }
+    let draft_head = std::mem::take(&mut binder.tensors);
     let has_head = tensors.last().is_some_and(|tensor| tensor.name == LM_HEAD);
     if !arch.tie_word_embeddings && !has_head {
         binder.missing.push(LM_HEAD.to_owned());
@@ -64,67 +76,49 @@ struct Binder<'n, 'a> {
     family: &'n Family,
     arch: &'n Arch,
     found: Found<'a>,
-    /// Prefixes of the layers that are mixtures of experts.
-    mixtures: HashSet<String>,
+    /// Prefixes of the layers with a router.
+    routers: HashSet<String>,
     missing: Vec<String>,
+    tensors: Vec<Tensor<'a>>,
 }
 
-impl<'n, 'a> Binder<'n, 'a> {
-    fn new(family: &'n Family, arch: &'n Arch, found: Found<'a>) -> Self {
-        let routers = found.keys().filter_map(|name| name.strip_suffix(ROUTER));
-        let mixtures = routers.filter(|_| arch.moe.is_some()).map(str::to_owned).collect();
-        Binder {
-            family,
-            arch,
-            found,
-            mixtures,
-            missing: Vec::new(),
-        }
-    }
-
-    /// The tensors of the network without its draft head; the last is the output projection, if there is one.
-    fn network(&mut self) -> Result<Vec<Tensor<'a>>> {
-        let mut tensors = Vec::new();
-        self.take_all("", HEAD, &mut tensors)?;
+impl Binder<'_, '_> {
+    /// Takes the tensors of the network without its draft head; the last is the output projection, if there is one.
+    fn network(&mut self) -> Result<()> {
+        self.take_all("", HEAD)?;
         for (layer, &kind) in self.arch.layer_types.iter().enumerate() {
-            self.layer(&format!("{LAYER_PREFIX}{layer}."), kind, &mut tensors)?;
+            self.layer(&format!("{LAYER_PREFIX}{layer}."), kind)?;
         }
-        self.take_all("", TAIL, &mut tensors)?;
-        Ok(tensors)
+        self.take_all("", TAIL)
     }
 
-    fn draft_head(&mut self) -> Result<Vec<Tensor<'a>>> {
-        let mut tensors = Vec::new();
-        if let Some(head) = &self.arch.mtp {
-            self.take_all(MTP_PREFIX, MTP, &mut tensors)?;
-            for layer in 0..head.num_layers {
-                let prefix = format!("{MTP_PREFIX}layers.{layer}.");
-                self.layer(&prefix, LayerType::FullAttention, &mut tensors)?;
-            }
-            self.take_all(MTP_PREFIX, MTP_TAIL, &mut tensors)?;
+    fn draft_head(&mut self, head: &Mtp) -> Result<()> {
+        self.take_all(MTP_PREFIX, MTP)?;
+        for layer in 0..head.num_layers {
+            self.layer(&format!("{MTP_PREFIX}layers.{layer}."), LayerType::FullAttention)?;
         }
-        Ok(tensors)
+        self.take_all(MTP_PREFIX, MTP_TAIL)
     }
 
-    fn layer(&mut self, prefix: &str, kind: LayerType, tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
-        let is_mixture = self.mixtures.contains(prefix);
+    fn layer(&mut self, prefix: &str, kind: LayerType) -> Result<()> {
+        let is_mixture = self.arch.moe.is_some() && self.routers.contains(prefix);
         for role in layer_roles(kind).filter(|role| !(is_mixture && role.name.starts_with(DENSE_PREFIX))) {
-            self.take(prefix, role, tensors)?;
+            self.take(prefix, role)?;
         }
         if is_mixture {
             for (prefix, role) in experts::roles(prefix, self.arch) {
-                self.take(&prefix, role, tensors)?;
+                self.take(&prefix, role)?;
             }
         }
         Ok(())
     }
 
-    fn take_all(&mut self, prefix: &str, roles: &[Role], tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
-        roles.iter().try_for_each(|role| self.take(prefix, role, tensors))
+    fn take_all(&mut self, prefix: &str, roles: &[Role]) -> Result<()> {
+        roles.iter().try_for_each(|role| self.take(prefix, role))
     }
 
     /// Moves a tensor to `tensors`, if the family has it.
-    fn take(&mut self, prefix: &str, role: &Role, tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
+    fn take(&mut self, prefix: &str, role: &Role) -> Result<()> {
         let Some(required) = role.need.of(self.family) else {
             return Ok(());
         };
@@ -140,7 +134,7 @@ impl<'n, 'a> Binder<'n, 'a> {
                         data.shape
                     );
                 }
-                tensors.push(Tensor { name, data });
+                self.tensors.push(Tensor { name, data });
             }
             None if required => self.missing.push(name),
             None => {}
@@ -153,12 +147,11 @@ impl<'n, 'a> Binder<'n, 'a> {
     fn finish(self) -> Result<Vec<String>> {
         let (dropped, unused) = sort_out(self.found.into_keys());
         if !self.missing.is_empty() {
-            let unused = if unused.is_empty() {
-                String::new()
-            } else {
-                format!("; not used: {}", list(&unused))
-            };
-            bail!(MissingTensor, "the source lacks {}{unused}", list(&self.missing));
+            let missing = list(&self.missing);
+            match unused.is_empty() {
+                true => bail!(MissingTensor, "the source lacks {missing}"),
+                false => bail!(MissingTensor, "the source lacks {missing}; not used: {}", list(&unused)),
+            }
         }
         if !unused.is_empty() {
             bail!(
@@ -218,7 +211,7 @@ fn list(names: &[String]) -> String {
 fn untie(arch: &mut Arch, tensors: &mut Vec<Tensor>, dropped: &mut Vec<String>, notes: &mut Vec<String>) -> Result<()> {
     let Some(head) = tensors.pop() else { return Ok(()) };
     let embed = tensors.iter().find(|tensor| tensor.name == EMBED);
-    let embed = embed.ok_or_else(|| Error::new(Kind::MissingTensor, format!("the source lacks '{EMBED}'")))?;
+    let embed = embed.ok_or_else(|| error!(MissingTensor, "the source lacks '{EMBED}'"))?;
     if embed.data.same(&head.data)? {
         dropped.push(format!("{LM_HEAD}: equal to the tied {EMBED}"));
     } else {

@@ -30,26 +30,16 @@ pub(super) fn roles(layer: &str, arch: &Arch) -> Vec<(String, &'static Role)> {
 pub(super) fn split_stacked(found: &mut Found, arch: &Arch) -> Result<()> {
     let Some(moe) = &arch.moe else { return Ok(()) };
     let (count, hidden, inter) = (moe.num_experts, arch.hidden_size, moe.moe_intermediate_size);
-    let stacked: Vec<(String, String)> = found
-        .keys()
-        .filter_map(|name| {
-            let (layer, part) = name.split_once("mlp.experts.")?;
-            let part = part.strip_suffix(".weight").unwrap_or(part);
-            let known = ["gate_up_proj", "gate_proj", "up_proj", "down_proj"].contains(&part);
-            known.then(|| (name.clone(), format!("{layer}mlp.experts.")))
-        })
-        .collect();
-    for (name, prefix) in stacked {
-        let part = name.strip_prefix(&prefix).unwrap_or_default();
-        let parts: &[&str] = match part.strip_suffix(".weight").unwrap_or(part) {
-            "gate_up_proj" => &["gate_proj", "up_proj"],
-            "gate_proj" => &["gate_proj"],
-            "up_proj" => &["up_proj"],
-            _ => &["down_proj"],
+    for name in found.keys().cloned().collect::<Vec<_>>() {
+        let Some((layer, part)) = name.split_once("mlp.experts.") else {
+            continue;
         };
-        let (rows, cols) = match parts {
-            ["down_proj"] => (hidden, inter),
-            _ => (inter, hidden),
+        let (parts, rows, cols): (&[&str], _, _) = match part.strip_suffix(".weight").unwrap_or(part) {
+            "gate_up_proj" => (&["gate_proj", "up_proj"], inter, hidden),
+            "gate_proj" => (&["gate_proj"], inter, hidden),
+            "up_proj" => (&["up_proj"], inter, hidden),
+            "down_proj" => (&["down_proj"], hidden, inter),
+            _ => continue,
         };
         let Some(all) = found.remove(&name) else { continue };
         let wanted = [count as u64, (rows * parts.len()) as u64, cols as u64];
@@ -62,7 +52,7 @@ pub(super) fn split_stacked(found: &mut Found, arch: &Arch) -> Result<()> {
         }
         let names = (0..count).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
         for (index, (expert, part)) in names.enumerate() {
-            let name = format!("{prefix}{expert}.{part}.weight");
+            let name = format!("{layer}mlp.experts.{expert}.{part}.weight");
             if found.insert(name.clone(), all.rows(index * rows, rows)?).is_some() {
                 bail!(Parse, "tensor '{name}' occurs twice");
             }

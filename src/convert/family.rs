@@ -41,7 +41,7 @@ pub(super) enum Renormalise {
 pub(super) struct Family {
     /// `model_type` in a Hugging Face configuration and `arch_name` in the container.
     pub model_type: &'static str,
-    /// `general.architecture` in a GGUF file; empty if there are no such files.
+    /// `general.architecture` in a GGUF file.
     pub gguf: &'static str,
     /// How norm weights apply. If they apply as 1+w, GGUF files store 1+w.
     pub norm_style: NormStyle,
@@ -245,7 +245,7 @@ impl Family {
 
     /// The family of a GGUF `general.architecture`. `windowed`: whether the file has a sliding window.
     pub fn of_gguf(name: &str, windowed: bool) -> Option<&'static Family> {
-        let mut rows = FAMILIES.iter().filter(|family| !name.is_empty() && family.gguf == name);
+        let mut rows = FAMILIES.iter().filter(|family| family.gguf == name);
         let first = rows.next();
         // Mistral's files have the architecture llama; only the window distinguishes them.
         match first {
@@ -256,19 +256,13 @@ impl Family {
 
     /// The default of a configuration key.
     pub fn default(&self, key: &str) -> Option<f64> {
-        self.defaults
-            .iter()
-            .find(|(name, _)| *name == key)
-            .map(|&(_, value)| value)
+        let found = self.defaults.iter().find(|(name, _)| *name == key);
+        found.map(|&(_, value)| value)
     }
 
     /// All GGUF architectures, for error messages.
     pub fn gguf_names() -> String {
-        let mut names: Vec<&str> = FAMILIES
-            .iter()
-            .map(|family| family.gguf)
-            .filter(|name| !name.is_empty())
-            .collect();
+        let mut names = FAMILIES.map(|family| family.gguf).to_vec();
         names.dedup();
         names.join(", ")
     }

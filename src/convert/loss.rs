@@ -56,10 +56,8 @@ impl Group {
 /// Adds a tensor that was written in `bytes` to its group.
 pub(super) fn add(groups: &mut Vec<Group>, tensor: &Tensor, dtype: Dtype, bytes: usize, loss: Loss) {
     let name = pattern(&tensor.name);
-    let found = groups
-        .iter()
-        .position(|group| group.dtype == dtype && group.name == name);
-    let index = found.unwrap_or_else(|| {
+    let is_own = |group: &Group| group.dtype == dtype && group.name == name;
+    let index = groups.iter().position(is_own).unwrap_or_else(|| {
         groups.push(Group {
             name,
             dtype,
@@ -107,11 +105,9 @@ impl Loss {
             }
             Ok(loss)
         });
-        let blocks: Vec<Result<Loss>> = blocks.collect();
+        let blocks: Vec<Loss> = blocks.collect::<Result<_>>()?;
         let mut sum = Loss::default();
-        for block in blocks {
-            sum.add(block?);
-        }
+        blocks.into_iter().for_each(|block| sum.add(block));
         Ok(sum)
     }
 }

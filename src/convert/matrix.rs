@@ -4,11 +4,11 @@
 
 use super::order::{StackedProjections, TiledHeads, interleaved};
 use crate::dtype::Dtype;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Result, bail, error};
 use crate::format::cmf::CmfContainer;
 use crate::format::gguf::BlockType;
 use crate::format::safetensors::Float;
-use crate::format::{MappedFile, TensorId, hash64};
+use crate::format::{MappedFile, TensorId, check_hash};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -71,8 +71,6 @@ pub(super) struct Matrix<'a> {
     bytes: &'a [u8],
     /// An error means that the type cannot be read. It is reported when the tensor is used.
     encoding: Result<Encoding>,
-    /// The source's checksum of the bytes.
-    hash: Option<u64>,
     rows: RowOrder<'a>,
     /// Heads in tiled order along the columns.
     tiled_cols: Option<TiledHeads>,
@@ -89,7 +87,6 @@ impl<'a> Matrix<'a> {
             shape,
             bytes,
             encoding,
-            hash: None,
             rows: RowOrder::Same,
             tiled_cols: None,
             applied: Applied::Identity,
@@ -117,11 +114,7 @@ impl<'a> Matrix<'a> {
         let info = &container.infos()[id];
         let encoding = Ok(Encoding::Container(info.dtype));
         let origin = Origin::Container(container, id);
-        let matrix = Matrix::new(info.shape.clone(), bytes, encoding, origin);
-        Ok(Matrix {
-            hash: Some(container.payloads()[id].hash),
-            ..matrix
-        })
+        Ok(Matrix::new(info.shape.clone(), bytes, encoding, origin))
     }
 
     /// The same tensor, whose rows (of a vector: elements) are heads of `head_dim` with interleaved halves: the source has
@@ -227,14 +220,12 @@ impl<'a> Matrix<'a> {
                 "rows of a container's tensor cannot be separated"
             )
         };
-        let end = first.checked_add(rows).filter(|&end| end <= all);
-        let bytes = end.zip(row_bytes).and_then(|(end, row_bytes)| {
-            let start = range.start.checked_add(first.checked_mul(row_bytes)?)?;
-            Some(start..range.start.checked_add(end.checked_mul(row_bytes)?)?)
-        });
-        let Some(bytes) = bytes.filter(|bytes| bytes.end <= range.end) else {
-            return Err(past(first));
+        let bytes = || {
+            let end = first.checked_add(rows).filter(|&end| end <= all)?;
+            let at = |row: usize| range.start.checked_add(row.checked_mul(row_bytes?)?);
+            Some(at(first)?..at(end).filter(|&end| end <= range.end)?)
         };
+        let bytes = bytes().ok_or_else(|| past(first))?;
         let part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.encoding.clone())?;
         Ok(Matrix {
             applied: self.applied,
@@ -244,12 +235,12 @@ impl<'a> Matrix<'a> {
 
     /// Errors: `HashMismatch` when the bytes do not have the source's checksum, if it has one.
     pub fn intact(&self) -> Result<()> {
-        let Some(stored) = self.hash else { return Ok(()) };
-        let found = hash64(self.bytes);
-        if found != stored {
-            bail!(HashMismatch, "payload: stored {stored:016x}, found {found:016x}");
+        match self.origin {
+            Origin::Container(container, id) => {
+                check_hash("payload", self.bytes, Some(container.payloads()[id].hash)).map(drop)
+            }
+            Origin::File(..) => Ok(()),
         }
-        Ok(())
     }
 
     /// Errors: that of a type which cannot be read.
@@ -292,19 +283,17 @@ impl<'a> Matrix<'a> {
             Some(heads) => in_col_order(stored, cols, heads),
             None => stored,
         };
-        match &self.rows {
+        match self.rows {
             RowOrder::Same => Ok(stored),
-            RowOrder::Interleaved(head_dim) => {
-                let head_dim = *head_dim;
-                Ok(self.in_row_order(stored, move |index| interleaved(index, head_dim)))
-            }
-            RowOrder::Tiled(heads) => {
-                let heads = *heads;
-                Ok(self.in_row_order(stored, move |index| heads.source(index)))
-            }
-            RowOrder::Stacked(stacked) => {
-                let (lower, upper_rows, projections) =
-                    (stacked.lower.reader()?, stacked.upper_rows, stacked.projections);
+            RowOrder::Interleaved(head_dim) => Ok(self.in_row_order(stored, move |index| interleaved(index, head_dim))),
+            RowOrder::Tiled(heads) => Ok(self.in_row_order(stored, move |index| heads.source(index))),
+            RowOrder::Stacked(ref stacked) => {
+                let Stacked {
+                    upper_rows,
+                    projections,
+                    ..
+                } = **stacked;
+                let lower = stacked.lower.reader()?;
                 Ok(Box::new(move |first, out| {
                     let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
                     rows.try_for_each(|(row, out)| {
@@ -389,19 +378,15 @@ impl<'a> Matrix<'a> {
 
 /// Reads the values before the source applied its function.
 fn undo(stored: Reader, applied: Applied) -> Reader {
-    match applied {
-        Applied::Identity => stored,
-        Applied::Plus(excess) => Box::new(move |first, out| {
-            stored(first, out)?;
-            out.iter_mut().for_each(|value| *value -= excess);
-            Ok(())
-        }),
-        Applied::NegativeExponential => Box::new(move |first, out| {
-            stored(first, out)?;
-            out.iter_mut().for_each(|value| *value = (-*value).ln());
-            Ok(())
-        }),
-    }
+    Box::new(move |first, out| {
+        stored(first, out)?;
+        match applied {
+            Applied::Identity => {}
+            Applied::Plus(excess) => out.iter_mut().for_each(|value| *value -= excess),
+            Applied::NegativeExponential => out.iter_mut().for_each(|value| *value = (-*value).ln()),
+        }
+        Ok(())
+    })
 }
 
 fn in_col_order(stored: Reader, cols: usize, heads: TiledHeads) -> Reader {
@@ -424,23 +409,20 @@ fn permute(values: &[f32], out: &mut [f32], source: impl Fn(usize) -> usize) -> 
 }
 
 fn past(row: usize) -> Error {
-    Error::new(Kind::Bounds, format!("row {row} lies past the end of the tensor"))
+    error!(Bounds, "row {row} lies past the end of the tensor")
 }
 
 /// `count` items of `size` bytes from item `first` on.
 fn slice(bytes: &[u8], first: usize, count: usize, size: usize) -> Result<&[u8]> {
-    let start = first.checked_mul(size);
-    let end = start
-        .zip(count.checked_mul(size))
-        .and_then(|(start, length)| start.checked_add(length));
-    let found = start.zip(end).and_then(|(start, end)| bytes.get(start..end));
-    found.ok_or_else(|| {
-        Error::new(
-            Kind::Bounds,
-            format!(
-                "{count} × {size} bytes from item {first} on lie past {} bytes",
-                bytes.len()
-            ),
+    let range = || {
+        let start = first.checked_mul(size)?;
+        bytes.get(start..start.checked_add(count.checked_mul(size)?)?)
+    };
+    range().ok_or_else(|| {
+        let length = bytes.len();
+        error!(
+            Bounds,
+            "{count} × {size} bytes from item {first} on lie past {length} bytes"
         )
     })
 }

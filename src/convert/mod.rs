@@ -27,10 +27,9 @@ mod router_stats;
 mod tokenizer;
 mod write;
 
-use crate::error::{Error, Result, bail};
+use crate::error::{Result, bail};
 use crate::format::cmf::WrittenFiles;
-use std::fs::File;
-use std::io::Read;
+use crate::format::read_start;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -94,31 +93,21 @@ enum SourceKind {
 
 /// Tells the formats apart by the first bytes of the file, and by its name only if the format has no magic number.
 fn kind_of(src: &Path) -> Result<SourceKind> {
-    let meta = std::fs::metadata(src).map_err(|err| Error::io(src, &err))?;
-    if meta.is_dir() {
+    if src.is_dir() {
         return Ok(SourceKind::HuggingFace);
     }
-    let shown = src.display();
-    if !meta.is_file() {
-        bail!(Io, "{shown}: expected a file or a directory, found a special file");
-    }
-    let mut start = Vec::new();
-    let file = File::open(src).map_err(|err| Error::io(src, &err))?;
-    file.take(8)
-        .read_to_end(&mut start)
-        .map_err(|err| Error::io(src, &err))?;
+    let start = read_start(src, 8)?;
     if start.starts_with(&crate::format::gguf::MAGIC) {
         return Ok(SourceKind::Gguf);
     }
     if start.starts_with(b"CMF") {
         return Ok(SourceKind::Container);
     }
-    if src
-        .extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("safetensors"))
-    {
+    let extension = src.extension().unwrap_or_default();
+    if extension.eq_ignore_ascii_case("safetensors") {
         return Ok(SourceKind::HuggingFace);
     }
+    let shown = src.display();
     if start.starts_with(b"PK\x03\x04") || start.starts_with(b"\x80\x02") {
         bail!(
             InvalidMagic,

@@ -48,11 +48,8 @@ fn check_overrides(tensors: &[Tensor], options: &Options) -> Result<()> {
     for (glob, dtype) in &options.overrides {
         let named = || tensors.iter().filter(|tensor| matches(glob, &tensor.name));
         if named().next().is_none() {
-            bail!(
-                Usage,
-                "'{glob}' is to be {}, but no tensor has such a name",
-                dtype.name()
-            );
+            let dtype = dtype.name();
+            bail!(Usage, "'{glob}' is to be {dtype}, but no tensor has such a name");
         }
         // Matrices of a shape that the type does not allow are reported in a note instead.
         let stays = |tensor: &Tensor| {

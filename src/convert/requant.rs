@@ -6,9 +6,9 @@ use super::matrix::Matrix;
 use super::model::{Masks, Model, Tensor};
 use crate::error::{Result, bail};
 use crate::format::cmf::CmfContainer;
-use crate::format::{TensorInfo, hash64};
+use crate::format::{TensorInfo, check_hash};
 use std::borrow::Cow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Members of the header that describe the file and not the model.
 const OWN: [&str; 4] = ["format", "version", "section_hashes", "shard"];
@@ -24,7 +24,7 @@ impl Source {
 
     /// The files that are read.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.0.shard_paths().iter().map(|path| path.as_path())
+        self.0.shard_paths().iter().map(PathBuf::as_path)
     }
 
     /// The model in the container. Errors: `SkillFile` for a file that holds a skill; `HashMismatch` for damaged sections.
@@ -43,20 +43,20 @@ impl Source {
             notes.push("the sparse index is left out".to_owned());
         }
         let hashes = &container.header().section_hashes;
-        intact("vocab", container.tokenizer_json(), hashes.vocab)?;
-        intact("masks", container.masks_section(), hashes.masks)?;
+        // Sections are copied, and their new checksums would hide damage.
+        for (name, section, stored) in [
+            ("vocab section", container.tokenizer_json(), hashes.vocab),
+            ("masks section", container.masks_section(), hashes.masks),
+        ] {
+            section.map(|section| check_hash(name, section, stored)).transpose()?;
+        }
         let tensor = |(id, info): (usize, &TensorInfo)| {
             Ok(Tensor {
                 name: info.name.clone(),
                 data: Matrix::in_container(container, id)?,
             })
         };
-        let tensors = container
-            .infos()
-            .iter()
-            .enumerate()
-            .map(tensor)
-            .collect::<Result<_>>()?;
+        let infos = container.infos().iter().enumerate();
         let vocab = container.tokenizer_json().map(Cow::Borrowed);
         let by_pass = container.has_loop_masks();
         let masks = container.masks_section().map(|bytes| Masks { bytes, by_pass });
@@ -64,21 +64,9 @@ impl Source {
             header,
             vocab,
             masks,
-            tensors,
+            tensors: infos.map(tensor).collect::<Result<_>>()?,
             dropped: Vec::new(),
             notes,
         })
     }
-}
-
-/// Checks a section that is copied, because its new checksum would hide damage.
-fn intact(name: &str, section: Option<&[u8]>, stored: Option<u64>) -> Result<()> {
-    let (Some(section), Some(stored)) = (section, stored) else {
-        return Ok(());
-    };
-    let found = hash64(section);
-    if found != stored {
-        bail!(HashMismatch, "{name} section: stored {stored:016x}, found {found:016x}");
-    }
-    Ok(())
 }

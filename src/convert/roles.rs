@@ -69,10 +69,8 @@ pub(super) enum Need {
     Split(bool),
     /// In families with fused projections; whether it is required.
     Fused(bool),
-    /// In mixtures of experts.
+    /// In mixtures of experts. The dimensions say whether there is a shared expert.
     Experts,
-    /// In mixtures with a shared expert.
-    Shared,
 }
 
 impl Need {
@@ -92,8 +90,6 @@ impl Need {
             Need::Split(required) => (!family.fused, required),
             Need::Fused(required) => (family.fused, required),
             Need::Experts => (family.experts.is_some(), true),
-            // The dimensions say whether there is a shared expert.
-            Need::Shared => (family.experts.is_some(), true),
         };
         has.then_some(required)
     }
@@ -114,30 +110,25 @@ pub(super) struct Role {
     pub rotates: bool,
 }
 
-const fn role(name: &'static str, gguf: &'static str, shape: &'static [Dim], need: Need) -> Role {
-    Role {
-        name,
-        gguf,
-        shape,
-        need,
-        rotates: false,
-    }
+/// A table of tensors, one row each. `rotates` at the end of a row sets that field.
+macro_rules! rows {
+    ($($name:tt, $gguf:literal, [$($dim:ident),*], $need:ident $(($which:expr))? $(, $rotates:ident)?;)*) => {
+        &[$(Role {
+            name: $name,
+            gguf: $gguf,
+            shape: &[$(Dim::$dim),*],
+            need: Need::$need $(($which))?,
+            rotates: false,
+        } $(.$rotates())?),*]
+    };
 }
 
-const fn rotating(name: &'static str, gguf: &'static str, shape: &'static [Dim], need: Need) -> Role {
-    Role {
-        name,
-        gguf,
-        shape,
-        need,
-        rotates: true,
+impl Role {
+    const fn rotates(mut self) -> Role {
+        self.rotates = true;
+        self
     }
 }
-
-use Dim::{
-    DeltaAll, DeltaChannels, DeltaHead, DeltaHeads, DeltaValues, ExpertInter, Experts, Fused, Head, Hidden, Inter,
-    KeyValue, One, Query, SharedInter, Taps, TwoDeltaHeads, TwoHidden, TwoInter, TwoQuery, Vocab,
-};
 
 /// Name of the token embedding.
 pub(super) const EMBED: &str = "model.embed_tokens.weight";
@@ -149,185 +140,58 @@ pub(super) const LAYER_PREFIX: &str = "model.layers.";
 pub(super) const GGUF_LAYER_PREFIX: &str = "blk.";
 
 /// The tensors before the layers.
-pub(super) const HEAD: &[Role] = &[role(EMBED, "token_embd.weight", &[Vocab, Hidden], Need::Always)];
-
-/// Prefixes of softmax attention and of Gated DeltaNet, after the layer's prefix.
-const ATTENTION: &str = "self_attn.";
-const DELTA_NET: &str = "linear_attn.";
+pub(super) const HEAD: &[Role] = rows! {
+    EMBED, "token_embd.weight", [Vocab, Hidden], Always;
+};
 
 /// The tensors of a layer, in the order in which they are written.
-pub(super) const LAYER: &[Role] = &[
-    role("input_layernorm.weight", "attn_norm.weight", &[Hidden], Need::Always),
-    role(
-        "self_attn.qkv_proj.weight",
-        "attn_qkv.weight",
-        &[Fused, Hidden],
-        Need::Fused(true),
-    ),
-    role("self_attn.qkv_proj.bias", "attn_qkv.bias", &[Fused], Need::Fused(false)),
-    rotating(
-        "self_attn.q_proj.weight",
-        "attn_q.weight",
-        &[Query, Hidden],
-        Need::PlainQuery(true),
-    ),
-    rotating(
-        "self_attn.q_proj.bias",
-        "attn_q.bias",
-        &[Query],
-        Need::PlainQuery(false),
-    ),
-    role(
-        "self_attn.q_proj.weight",
-        "attn_q.weight",
-        &[TwoQuery, Hidden],
-        Need::GatedQuery(true),
-    ),
-    role(
-        "self_attn.q_proj.bias",
-        "attn_q.bias",
-        &[TwoQuery],
-        Need::GatedQuery(false),
-    ),
-    rotating(
-        "self_attn.k_proj.weight",
-        "attn_k.weight",
-        &[KeyValue, Hidden],
-        Need::Split(true),
-    ),
-    rotating("self_attn.k_proj.bias", "attn_k.bias", &[KeyValue], Need::Split(false)),
-    role(
-        "self_attn.v_proj.weight",
-        "attn_v.weight",
-        &[KeyValue, Hidden],
-        Need::Split(true),
-    ),
-    role("self_attn.v_proj.bias", "attn_v.bias", &[KeyValue], Need::Split(false)),
-    role(
-        "self_attn.o_proj.weight",
-        "attn_output.weight",
-        &[Hidden, Query],
-        Need::Always,
-    ),
-    role("self_attn.o_proj.bias", "attn_output.bias", &[Hidden], Need::Optional),
-    role("self_attn.q_norm.weight", "attn_q_norm.weight", &[Head], Need::QkNorm),
-    role("self_attn.k_norm.weight", "attn_k_norm.weight", &[Head], Need::QkNorm),
-    role("linear_attn.A_log", "ssm_a", &[DeltaHeads], Need::Delta),
-    role(
-        "linear_attn.conv1d.weight",
-        "ssm_conv1d.weight",
-        &[DeltaChannels, One, Taps],
-        Need::Delta,
-    ),
-    role("linear_attn.dt_bias", "ssm_dt.bias", &[DeltaHeads], Need::Delta),
-    role(
-        "linear_attn.in_proj_qkv.weight",
-        "attn_qkv.weight",
-        &[DeltaChannels, Hidden],
-        Need::DeltaOf(Delta::Split),
-    ),
-    role(
-        "linear_attn.in_proj_z.weight",
-        "attn_gate.weight",
-        &[DeltaValues, Hidden],
-        Need::DeltaOf(Delta::Split),
-    ),
-    role(
-        "linear_attn.in_proj_b.weight",
-        "ssm_beta.weight",
-        &[DeltaHeads, Hidden],
-        Need::DeltaOf(Delta::Split),
-    ),
-    role(
-        "linear_attn.in_proj_a.weight",
-        "ssm_alpha.weight",
-        &[DeltaHeads, Hidden],
-        Need::DeltaOf(Delta::Split),
-    ),
-    role(
-        "linear_attn.in_proj_qkvz.weight",
-        "ssm_in.weight",
-        &[DeltaAll, Hidden],
-        Need::DeltaOf(Delta::Fused),
-    ),
-    role(
-        "linear_attn.in_proj_ba.weight",
-        "ssm_ba.weight",
-        &[TwoDeltaHeads, Hidden],
-        Need::DeltaOf(Delta::Fused),
-    ),
-    role("linear_attn.norm.weight", "ssm_norm.weight", &[DeltaHead], Need::Delta),
-    role(
-        "linear_attn.out_proj.weight",
-        "ssm_out.weight",
-        &[Hidden, DeltaValues],
-        Need::Delta,
-    ),
-    role(
-        "post_attention_layernorm.weight",
-        "ffn_norm.weight",
-        &[Hidden],
-        Need::TwoNorms,
-    ),
-    role(
-        "post_attention_layernorm.weight",
-        "post_attention_norm.weight",
-        &[Hidden],
-        Need::DeltaNorms,
-    ),
-    role(
-        "post_attention_layernorm.weight",
-        "post_attention_norm.weight",
-        &[Hidden],
-        Need::Sandwich,
-    ),
-    role(
-        "pre_feedforward_layernorm.weight",
-        "ffn_norm.weight",
-        &[Hidden],
-        Need::Sandwich,
-    ),
-    role(
-        "mlp.gate_up_proj.weight",
-        "ffn_up.weight",
-        &[TwoInter, Hidden],
-        Need::Fused(true),
-    ),
-    role("mlp.gate_up_proj.bias", "ffn_up.bias", &[TwoInter], Need::Fused(false)),
-    role(
-        "mlp.gate_proj.weight",
-        "ffn_gate.weight",
-        &[Inter, Hidden],
-        Need::Split(true),
-    ),
-    role("mlp.gate_proj.bias", "ffn_gate.bias", &[Inter], Need::Split(false)),
-    role(
-        "mlp.up_proj.weight",
-        "ffn_up.weight",
-        &[Inter, Hidden],
-        Need::Split(true),
-    ),
-    role("mlp.up_proj.bias", "ffn_up.bias", &[Inter], Need::Split(false)),
-    role(
-        "mlp.down_proj.weight",
-        "ffn_down.weight",
-        &[Hidden, Inter],
-        Need::Always,
-    ),
-    role("mlp.down_proj.bias", "ffn_down.bias", &[Hidden], Need::Optional),
-    role(
-        "post_feedforward_layernorm.weight",
-        "post_ffw_norm.weight",
-        &[Hidden],
-        Need::Sandwich,
-    ),
-];
+pub(super) const LAYER: &[Role] = rows! {
+    "input_layernorm.weight", "attn_norm.weight", [Hidden], Always;
+    "self_attn.qkv_proj.weight", "attn_qkv.weight", [Fused, Hidden], Fused(true);
+    "self_attn.qkv_proj.bias", "attn_qkv.bias", [Fused], Fused(false);
+    "self_attn.q_proj.weight", "attn_q.weight", [Query, Hidden], PlainQuery(true), rotates;
+    "self_attn.q_proj.bias", "attn_q.bias", [Query], PlainQuery(false), rotates;
+    "self_attn.q_proj.weight", "attn_q.weight", [TwoQuery, Hidden], GatedQuery(true);
+    "self_attn.q_proj.bias", "attn_q.bias", [TwoQuery], GatedQuery(false);
+    "self_attn.k_proj.weight", "attn_k.weight", [KeyValue, Hidden], Split(true), rotates;
+    "self_attn.k_proj.bias", "attn_k.bias", [KeyValue], Split(false), rotates;
+    "self_attn.v_proj.weight", "attn_v.weight", [KeyValue, Hidden], Split(true);
+    "self_attn.v_proj.bias", "attn_v.bias", [KeyValue], Split(false);
+    "self_attn.o_proj.weight", "attn_output.weight", [Hidden, Query], Always;
+    "self_attn.o_proj.bias", "attn_output.bias", [Hidden], Optional;
+    "self_attn.q_norm.weight", "attn_q_norm.weight", [Head], QkNorm;
+    "self_attn.k_norm.weight", "attn_k_norm.weight", [Head], QkNorm;
+    "linear_attn.A_log", "ssm_a", [DeltaHeads], Delta;
+    "linear_attn.conv1d.weight", "ssm_conv1d.weight", [DeltaChannels, One, Taps], Delta;
+    "linear_attn.dt_bias", "ssm_dt.bias", [DeltaHeads], Delta;
+    "linear_attn.in_proj_qkv.weight", "attn_qkv.weight", [DeltaChannels, Hidden], DeltaOf(Delta::Split);
+    "linear_attn.in_proj_z.weight", "attn_gate.weight", [DeltaValues, Hidden], DeltaOf(Delta::Split);
+    "linear_attn.in_proj_b.weight", "ssm_beta.weight", [DeltaHeads, Hidden], DeltaOf(Delta::Split);
+    "linear_attn.in_proj_a.weight", "ssm_alpha.weight", [DeltaHeads, Hidden], DeltaOf(Delta::Split);
+    "linear_attn.in_proj_qkvz.weight", "ssm_in.weight", [DeltaAll, Hidden], DeltaOf(Delta::Fused);
+    "linear_attn.in_proj_ba.weight", "ssm_ba.weight", [TwoDeltaHeads, Hidden], DeltaOf(Delta::Fused);
+    "linear_attn.norm.weight", "ssm_norm.weight", [DeltaHead], Delta;
+    "linear_attn.out_proj.weight", "ssm_out.weight", [Hidden, DeltaValues], Delta;
+    "post_attention_layernorm.weight", "ffn_norm.weight", [Hidden], TwoNorms;
+    "post_attention_layernorm.weight", "post_attention_norm.weight", [Hidden], DeltaNorms;
+    "post_attention_layernorm.weight", "post_attention_norm.weight", [Hidden], Sandwich;
+    "pre_feedforward_layernorm.weight", "ffn_norm.weight", [Hidden], Sandwich;
+    "mlp.gate_up_proj.weight", "ffn_up.weight", [TwoInter, Hidden], Fused(true);
+    "mlp.gate_up_proj.bias", "ffn_up.bias", [TwoInter], Fused(false);
+    "mlp.gate_proj.weight", "ffn_gate.weight", [Inter, Hidden], Split(true);
+    "mlp.gate_proj.bias", "ffn_gate.bias", [Inter], Split(false);
+    "mlp.up_proj.weight", "ffn_up.weight", [Inter, Hidden], Split(true);
+    "mlp.up_proj.bias", "ffn_up.bias", [Inter], Split(false);
+    "mlp.down_proj.weight", "ffn_down.weight", [Hidden, Inter], Always;
+    "mlp.down_proj.bias", "ffn_down.bias", [Hidden], Optional;
+    "post_feedforward_layernorm.weight", "post_ffw_norm.weight", [Hidden], Sandwich;
+};
 
 /// The roles of a layer of this type.
 pub(super) fn layer_roles(kind: LayerType) -> impl Iterator<Item = &'static Role> {
     let other = match kind {
-        LayerType::LinearAttention => ATTENTION,
-        LayerType::FullAttention | LayerType::SlidingAttention => DELTA_NET,
+        LayerType::LinearAttention => "self_attn.",
+        LayerType::FullAttention | LayerType::SlidingAttention => "linear_attn.",
     };
     LAYER.iter().filter(move |role| !role.name.starts_with(other))
 }
@@ -349,64 +213,31 @@ pub(super) const DENSE_PREFIX: &str = "mlp.";
 pub(super) const ROUTER: &str = "mlp.gate.weight";
 
 /// The tensors of a mixture of experts before those of its experts.
-pub(super) const MIXTURE: &[Role] = &[role(ROUTER, "ffn_gate_inp.weight", &[Experts, Hidden], Need::Experts)];
+pub(super) const MIXTURE: &[Role] = rows! {
+    ROUTER, "ffn_gate_inp.weight", [Experts, Hidden], Experts;
+};
 
 /// The tensors of an expert. They are written projection by projection: the first one of every expert, then the second. The
 /// GGUF name is that of one tensor with all experts.
-pub(super) const EXPERT: &[Role] = &[
-    role(
-        "gate_proj.weight",
-        "ffn_gate_exps.weight",
-        &[ExpertInter, Hidden],
-        Need::Experts,
-    ),
-    role(
-        "up_proj.weight",
-        "ffn_up_exps.weight",
-        &[ExpertInter, Hidden],
-        Need::Experts,
-    ),
-    role(
-        "down_proj.weight",
-        "ffn_down_exps.weight",
-        &[Hidden, ExpertInter],
-        Need::Experts,
-    ),
-];
+pub(super) const EXPERT: &[Role] = rows! {
+    "gate_proj.weight", "ffn_gate_exps.weight", [ExpertInter, Hidden], Experts;
+    "up_proj.weight", "ffn_up_exps.weight", [ExpertInter, Hidden], Experts;
+    "down_proj.weight", "ffn_down_exps.weight", [Hidden, ExpertInter], Experts;
+};
 
 /// The tensors of the shared expert, which every token uses.
-pub(super) const SHARED_EXPERT: &[Role] = &[
-    role(
-        "mlp.shared_expert.gate_proj.weight",
-        "ffn_gate_shexp.weight",
-        &[SharedInter, Hidden],
-        Need::Shared,
-    ),
-    role(
-        "mlp.shared_expert.up_proj.weight",
-        "ffn_up_shexp.weight",
-        &[SharedInter, Hidden],
-        Need::Shared,
-    ),
-    role(
-        "mlp.shared_expert.down_proj.weight",
-        "ffn_down_shexp.weight",
-        &[Hidden, SharedInter],
-        Need::Shared,
-    ),
-    role(
-        "mlp.shared_expert_gate.weight",
-        "ffn_gate_inp_shexp.weight",
-        &[One, Hidden],
-        Need::Shared,
-    ),
-];
+pub(super) const SHARED_EXPERT: &[Role] = rows! {
+    "mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", [SharedInter, Hidden], Experts;
+    "mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", [SharedInter, Hidden], Experts;
+    "mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", [Hidden, SharedInter], Experts;
+    "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", [One, Hidden], Experts;
+};
 
 /// The tensors after the layers. Tied models have no output projection.
-pub(super) const TAIL: &[Role] = &[
-    role("model.norm.weight", "output_norm.weight", &[Hidden], Need::Always),
-    role(LM_HEAD, "output.weight", &[Vocab, Hidden], Need::Optional),
-];
+pub(super) const TAIL: &[Role] = rows! {
+    "model.norm.weight", "output_norm.weight", [Hidden], Always;
+    LM_HEAD, "output.weight", [Vocab, Hidden], Optional;
+};
 
 /// Prefix of the draft head (multi-token prediction). The names in its layers are those of the network's layers.
 pub(super) const MTP_PREFIX: &str = "model.mtp.";
@@ -420,11 +251,13 @@ pub(super) const MTP_NAMES: [(&str, &str); 4] = [
 ];
 
 /// The tensors of a draft head before its layers. GGUF files of these families have none.
-pub(super) const MTP: &[Role] = &[
-    role("enorm.weight", "", &[Hidden], Need::Always),
-    role("hnorm.weight", "", &[Hidden], Need::Always),
-    role("eh_proj.weight", "", &[Hidden, TwoHidden], Need::Always),
-];
+pub(super) const MTP: &[Role] = rows! {
+    "enorm.weight", "", [Hidden], Always;
+    "hnorm.weight", "", [Hidden], Always;
+    "eh_proj.weight", "", [Hidden, TwoHidden], Always;
+};
 
 /// The tensors of a draft head after its layers.
-pub(super) const MTP_TAIL: &[Role] = &[role("norm.weight", "", &[Hidden], Need::Always)];
+pub(super) const MTP_TAIL: &[Role] = rows! {
+    "norm.weight", "", [Hidden], Always;
+};

@@ -1,12 +1,12 @@
 //! Router statistics: how often each expert is used.
 
 use super::names::Expert;
-use crate::error::{Error, Kind, Result, bail};
-use serde_json::Value;
+use crate::error::{Result, bail, error};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// How often the router of each layer chose each expert, as frequencies or counts.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct RouterStats {
     layers: BTreeMap<usize, Vec<f64>>,
 }
@@ -17,30 +17,18 @@ impl RouterStats {
     ///
     /// Errors: `Parse` for another form, a negative number, or a layer without any positive number.
     pub fn from_json(json: &[u8]) -> Result<RouterStats> {
-        let bad = |what: String| Error::new(Kind::Parse, format!("router statistics: {what}"));
-        let value: Value = serde_json::from_slice(json).map_err(|err| bad(err.to_string()))?;
-        let Some(found) = value.get("layers").and_then(Value::as_object) else {
-            return Err(bad("expected an object with 'layers', an object".into()));
-        };
-        let mut layers = BTreeMap::new();
-        for (layer, frequencies) in found {
-            let number = layer
-                .parse()
-                .map_err(|_| bad(format!("expected the number of a layer, found '{layer}'")))?;
-            let frequencies = frequencies.as_array().into_iter().flatten();
-            let frequencies: Option<Vec<f64>> = frequencies
-                .map(|value| value.as_f64().filter(|frequency| *frequency >= 0.0))
-                .collect();
-            match frequencies.filter(|all| all.iter().any(|frequency| *frequency > 0.0)) {
-                Some(frequencies) => drop(layers.insert(number, frequencies)),
-                None => {
-                    return Err(bad(format!(
-                        "layer {layer}: expected one number of at least 0 per expert, not all 0"
-                    )));
-                }
+        let stats: RouterStats =
+            serde_json::from_slice(json).map_err(|err| error!(Parse, "router statistics: {err}"))?;
+        for (layer, frequencies) in &stats.layers {
+            let is_bad = frequencies.iter().any(|frequency| *frequency < 0.0);
+            if is_bad || frequencies.iter().all(|frequency| *frequency == 0.0) {
+                bail!(
+                    Parse,
+                    "router statistics: layer {layer}: expected one number of at least 0 per expert, not all 0"
+                );
             }
         }
-        Ok(RouterStats { layers })
+        Ok(stats)
     }
 
     /// Errors: `Usage` for a layer that has no experts among the tensors of these names, or another number of them.
@@ -67,9 +55,7 @@ impl RouterStats {
     /// The number of an expert; 1 where its layer is missing.
     pub(super) fn of(&self, expert: &Expert) -> f64 {
         let layer = expert.layer().and_then(|layer| self.layers.get(&layer));
-        layer
-            .and_then(|experts| experts.get(expert.number))
-            .copied()
-            .unwrap_or(1.0)
+        let frequency = layer.and_then(|experts| experts.get(expert.number));
+        frequency.copied().unwrap_or(1.0)
     }
 }

@@ -81,19 +81,11 @@ impl Engine {
             max_tokens: options.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
         };
         generation.sampling.validate()?;
-        let stream = match &self.tokenizer {
-            Some(tokenizer) => Some(tokenizer.stream(true, &options.stop)?),
-            None => None,
-        };
-        let mut receiver = Receiver {
-            stops: &self.stops,
-            stream,
-            on_text,
-            text: String::new(),
-            tokens: Vec::new(),
-            first_token_at: None,
-            error: None,
-        };
+        let stream = self
+            .tokenizer
+            .as_ref()
+            .map(|tokenizer| tokenizer.stream(true, &options.stop));
+        let stream = stream.transpose()?;
         let session = &mut self.loaded.session;
         let mut answer = Answer::new(prompt.len());
         let (prefilled_tokens, flow) = session.prefill(prompt, cancel)?;
@@ -103,13 +95,21 @@ impl Engine {
             answer.prefill_s = start.elapsed().as_secs_f64();
             return Ok(answer);
         }
+        let mut receiver = Receiver {
+            stops: &self.stops,
+            stream,
+            on_text,
+            answer: &mut answer,
+            first_token_at: None,
+            error: None,
+        };
         let finish = session.generate(&generation, cancel, &mut |token| receiver.token(token));
-        answer.finish = receiver.finish(finish)?;
+        let finish = receiver.finish(finish)?;
         let end = Instant::now();
         let first = receiver.first_token_at.unwrap_or(end);
+        answer.finish = finish;
         answer.prefill_s = first.duration_since(start).as_secs_f64();
         answer.decode_s = end.duration_since(first).as_secs_f64();
-        (answer.text, answer.tokens) = (receiver.text, receiver.tokens);
         (answer.decode_runs, answer.decode_counters) = session.decode_cost();
         answer.speculated = session.speculated();
         answer.notices = std::mem::take(&mut self.pending_notices);
@@ -123,8 +123,7 @@ struct Receiver<'a> {
     stops: &'a [u32],
     stream: Option<TextStream<'a>>,
     on_text: OnText<'a>,
-    text: String,
-    tokens: Vec<u32>,
+    answer: &'a mut Answer,
     first_token_at: Option<Instant>,
     /// An error of decoding, which ended the answer.
     error: Option<Error>,
@@ -133,7 +132,7 @@ struct Receiver<'a> {
 impl Receiver<'_> {
     fn token(&mut self, token: u32) -> ControlFlow<Finish> {
         self.first_token_at.get_or_insert_with(Instant::now);
-        self.tokens.push(token);
+        self.answer.tokens.push(token);
         if self.stops.contains(&token) {
             return ControlFlow::Break(Finish::Stop);
         }
@@ -160,7 +159,7 @@ impl Receiver<'_> {
         if text.is_empty() {
             return ControlFlow::Continue(());
         }
-        self.text.push_str(text);
+        self.answer.text.push_str(text);
         (self.on_text)(text)
     }
 

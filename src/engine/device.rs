@@ -15,44 +15,33 @@ pub fn open_device(options: &LoadOptions) -> Result<(Option<Arc<Device>>, Option
         return Ok((None, None));
     }
     let adapters = gpu::adapters();
-    let (adapter, notice) = choose(&adapters, &options.device)?;
-    let device_options = DeviceOptions {
-        checked_shaders: options.checked_shaders,
-        ..DeviceOptions::default()
-    };
-    let device = adapter
-        .map(|adapter| Device::open(adapter, device_options))
-        .transpose()?;
-    Ok((device.map(Arc::new), notice))
-}
-
-fn choose<'a>(adapters: &'a [Adapter], choice: &DeviceChoice) -> Result<(Option<&'a Adapter>, Option<Notice>)> {
-    let hardware = adapters.iter().find(|adapter| adapter.kind != DeviceKind::Software);
-    let software = adapters.iter().find(|adapter| adapter.kind == DeviceKind::Software);
-    let (found, request) = match choice {
-        DeviceChoice::Cpu => return Ok((None, None)),
-        DeviceChoice::Auto => {
-            let notice = match (hardware, software) {
-                (Some(_), _) => None,
-                (None, Some(_)) => Some(Notice::SoftwareAdapter),
-                (None, None) => Some(Notice::CpuReference),
-            };
-            return Ok((hardware.or(software), notice));
-        }
+    let find = |matches: &dyn Fn(&Adapter) -> bool| adapters.iter().find(|adapter| matches(adapter));
+    let hardware = find(&|adapter| adapter.kind != DeviceKind::Software);
+    let software = find(&|adapter| adapter.kind == DeviceKind::Software);
+    let (found, request) = match &options.device {
+        DeviceChoice::Auto | DeviceChoice::Cpu => (hardware.or(software), String::new()),
         DeviceChoice::Gpu => (hardware, "no hardware GPU was found".to_owned()),
         DeviceChoice::Software => (software, "no software adapter was found".to_owned()),
         DeviceChoice::Index(index) => (adapters.get(*index), format!("no adapter has the index {index}")),
         DeviceChoice::Name(part) => {
             let lower = part.to_lowercase();
-            let named = adapters
-                .iter()
-                .find(|adapter| adapter.name.to_lowercase().contains(&lower));
+            let named = find(&|adapter| adapter.name.to_lowercase().contains(&lower));
             (named, format!("no adapter has '{part}' in its name"))
         }
     };
-    if found.is_none() {
+    let is_auto = options.device == DeviceChoice::Auto;
+    let Some(adapter) = found else {
+        if is_auto {
+            return Ok((None, Some(Notice::CpuReference)));
+        }
         let names: Vec<&str> = adapters.iter().map(|adapter| adapter.name.as_str()).collect();
         bail!(NoAdapter, "{request}; adapters: [{}]", names.join(", "));
-    }
-    Ok((found, None))
+    };
+    let device_options = DeviceOptions {
+        checked_shaders: options.checked_shaders,
+        ..DeviceOptions::default()
+    };
+    let device = Device::open(adapter, device_options)?;
+    let is_software = is_auto && adapter.kind == DeviceKind::Software;
+    Ok((Some(Arc::new(device)), is_software.then_some(Notice::SoftwareAdapter)))
 }

@@ -1,7 +1,7 @@
 //! A network on a device, ready to run. Knows no text.
 
 use super::device::open_device;
-use super::planner::{Fitted, Planner, Target};
+use super::planner::{Planner, Target};
 use super::task::{ActiveTask, find_mask};
 use crate::error::{Result, bail};
 use crate::gpu::{Device, GpuExecutor};
@@ -44,12 +44,12 @@ pub struct DeviceReport {
 
 impl DeviceReport {
     fn new(device: Option<&Device>, layers: usize, plan: &Plan, expert_slots: Option<usize>) -> DeviceReport {
-        let cpu = || "cpu".to_owned();
+        let of = |cpu: &str, name: fn(&Device) -> &str| device.map_or(cpu, name).to_owned();
         DeviceReport {
-            name: device.map_or("CPU reference".into(), |device| device.name.clone()),
-            backend: device.map_or_else(cpu, |device| device.backend.clone()),
-            kind: device.map_or_else(cpu, |device| device.kind.name().into()),
-            driver: device.map_or(String::new(), |device| device.driver.clone()),
+            name: of("CPU reference", |device| &device.name),
+            backend: of("cpu", |device| &device.backend),
+            kind: of("cpu", |device| device.kind.name()),
+            driver: of("", |device| &device.driver),
             notices: Vec::new(),
             layers,
             weight_bytes: plan.graph.weight_bytes(),
@@ -88,10 +88,7 @@ impl LoadedModel {
         options: &LoadOptions,
         progress: LoadProgress,
     ) -> Result<LoadedModel> {
-        // Errors in the model or the options come before a device is opened.
-        let network = Network::bind(arch, &*tensors, options)?;
-        let (device, notice) = open_device(options)?;
-        network.load(tensors, device, notice, options, progress)
+        LoadedModel::load(arch, tensors, || open_device(options), options, progress)
     }
 
     /// Loads the network on `device`, or on the CPU reference without one.
@@ -105,7 +102,59 @@ impl LoadedModel {
         options: &LoadOptions,
         progress: LoadProgress,
     ) -> Result<LoadedModel> {
-        Network::bind(arch, &*tensors, options)?.load(tensors, device, None, options, progress)
+        LoadedModel::load(arch, tensors, || Ok((device, None)), options, progress)
+    }
+
+    /// Plans within the memory of the device that `open` returns, uploads the weights, and reports.
+    fn load(
+        arch: &Arch,
+        tensors: Arc<dyn Tensors>,
+        open: impl FnOnce() -> Result<(Option<Arc<Device>>, Option<Notice>)>,
+        options: &LoadOptions,
+        progress: LoadProgress,
+    ) -> Result<LoadedModel> {
+        let model = model::bind(arch, &*tensors)?;
+        let ctx = options.positions(model.max_positions)?;
+        let mask = find_mask(&model.masks, &options.task)?;
+        // Errors in the model or the options come before a device is opened.
+        let (device, notice) = open()?;
+        let mut planner = Planner {
+            model: &model,
+            tensors: &*tensors,
+            options,
+            target: Target::of(device.as_deref()),
+            ctx,
+            limit: None,
+        };
+        let (fitted, (plan, executor)) = planner.plan_and_upload(|plan| {
+            let plan = plan.with_mask(mask)?;
+            let executor = upload(&plan, &tensors, device.as_ref(), progress)?;
+            Ok((plan, executor))
+        })?;
+        let limit = planner.limit;
+        let mut task = ActiveTask::default();
+        let mut report = DeviceReport::new(device.as_deref(), model.layers.len(), &plan, fitted.expert_slots);
+        let trained = model.max_positions.filter(|&trained| trained < ctx as usize);
+        let beyond_training = trained.map(|trained| Notice::BeyondTraining { ctx, trained });
+        report.notices.extend(beyond_training.into_iter().chain(notice));
+        report.notices.extend(task.activate(mask));
+        report.notices.extend(fitted.notices);
+        if device.is_none() && options.vram_mb.is_some() {
+            report.notices.push(Notice::WeightsNotLimited);
+        }
+        let mut session = Session::new(plan, executor);
+        if options.speculation == Speculation::Auto {
+            session.draft_only_while_it_pays();
+        }
+        Ok(LoadedModel {
+            model,
+            session,
+            report,
+            task,
+            device,
+            options: options.clone(),
+            limit,
+        })
     }
 
     /// Replaces tensors and activates the mask of `task`. Only the tensors of `changed`, in ascending order, differ. The
@@ -174,79 +223,6 @@ impl LoadedModel {
         let result = work(&mut self.session);
         self.session.select(masked)?;
         result
-    }
-}
-
-/// A network that is not loaded yet.
-struct Network {
-    model: Model,
-    /// Positions of the context.
-    ctx: u32,
-}
-
-impl Network {
-    fn bind(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<Network> {
-        let model = model::bind(arch, tensors)?;
-        let ctx = options.positions(model.max_positions)?;
-        find_mask(&model.masks, &options.task)?;
-        Ok(Network { model, ctx })
-    }
-
-    /// Plans within the memory, uploads the weights, and reports.
-    fn load(
-        self,
-        tensors: Arc<dyn Tensors>,
-        device: Option<Arc<Device>>,
-        notice: Option<Notice>,
-        options: &LoadOptions,
-        progress: LoadProgress,
-    ) -> Result<LoadedModel> {
-        let mask = find_mask(&self.model.masks, &options.task)?;
-        let mut planner = Planner {
-            model: &self.model,
-            tensors: &*tensors,
-            options,
-            target: Target::of(device.as_deref()),
-            ctx: self.ctx,
-            limit: None,
-        };
-        let (fitted, (plan, executor)) = planner.plan_and_upload(|plan| {
-            let plan = plan.with_mask(mask)?;
-            let executor = upload(&plan, &tensors, device.as_ref(), progress)?;
-            Ok((plan, executor))
-        })?;
-        let limit = planner.limit;
-        let Fitted {
-            expert_slots, notices, ..
-        } = fitted;
-        let mut task = ActiveTask::default();
-        let mut report = DeviceReport::new(device.as_deref(), self.model.layers.len(), &plan, expert_slots);
-        report.notices.extend(self.beyond_training());
-        report.notices.extend(notice);
-        report.notices.extend(task.activate(mask));
-        report.notices.extend(notices);
-        if device.is_none() && options.vram_mb.is_some() {
-            report.notices.push(Notice::WeightsNotLimited);
-        }
-        let mut session = Session::new(plan, executor);
-        if options.speculation == Speculation::Auto {
-            session.draft_only_while_it_pays();
-        }
-        Ok(LoadedModel {
-            model: self.model,
-            session,
-            report,
-            task,
-            device,
-            options: options.clone(),
-            limit,
-        })
-    }
-
-    fn beyond_training(&self) -> Option<Notice> {
-        let ctx = self.ctx;
-        let trained = self.model.max_positions.filter(|&trained| trained < ctx as usize)?;
-        Some(Notice::BeyondTraining { ctx, trained })
     }
 }
 

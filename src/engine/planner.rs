@@ -36,26 +36,13 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The experts of a network's largest mixture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ExpertCounts {
-    /// Experts that a token chooses.
-    chosen: usize,
-    /// Experts of a layer.
-    all: usize,
-}
-
-impl ExpertCounts {
-    fn of(model: &Model) -> ExpertCounts {
-        let mut counts = ExpertCounts { chosen: 0, all: 0 };
-        for layer in &model.layers {
-            if let FeedForward::Moe(moe) = &layer.ffn {
-                counts.chosen = counts.chosen.max(moe.top_k);
-                counts.all = counts.all.max(moe.experts.len());
-            }
-        }
-        counts
-    }
+/// Experts that a token chooses, and experts of a layer: the largest numbers of all mixtures.
+fn expert_counts(model: &Model) -> (usize, usize) {
+    let counts = model.layers.iter().filter_map(|layer| match &layer.ffn {
+        FeedForward::Moe(moe) => Some((moe.top_k, moe.experts.len())),
+        _ => None,
+    });
+    counts.fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)))
 }
 
 /// A plan that fits, as far as the memory of the device is known.
@@ -122,9 +109,8 @@ impl Planner<'_> {
         if fitted.expert_slots.is_some() {
             Ok(fitted.with(Notice::NoDraftsWhilePaging))
         } else if self.options.speculation == Speculation::Auto {
-            Ok(fitted.with(Notice::DraftHeadUnused {
-                reason: refused.message,
-            }))
+            let reason = refused.message;
+            Ok(fitted.with(Notice::DraftHeadUnused { reason }))
         } else {
             Err(refused)
         }
@@ -147,8 +133,8 @@ impl Planner<'_> {
     /// Errors: those of planning; `OutOfMemory` with the sizes of the whole plan and of the smallest one.
     pub fn fit(&self, drafts: u32) -> Result<Fitted> {
         let measured = Measured::default();
-        let experts = ExpertCounts::of(self.model);
-        let can_page = !matches!(self.target, Target::CpuReference) && experts.chosen < experts.all;
+        let experts = expert_counts(self.model);
+        let can_page = !matches!(self.target, Target::CpuReference) && experts.0 < experts.1;
         match self.checked(drafts, None, &measured) {
             Ok(plan) => Ok(Fitted {
                 plan,
@@ -164,14 +150,16 @@ impl Planner<'_> {
     }
 
     /// Finds the largest number of experts per layer that fits, by bisection. `refused` is the error with all experts.
-    fn fit_experts(&self, drafts: u32, experts: ExpertCounts, measured: &Measured, refused: Error) -> Result<Fitted> {
-        let ExpertCounts { chosen, all } = experts;
-        let with_fewest = |err: Error| {
+    fn fit_experts(
+        &self,
+        drafts: u32,
+        (chosen, all): (usize, usize),
+        measured: &Measured,
+        refused: Error,
+    ) -> Result<Fitted> {
+        let with_fewest = |Error { message, .. }: Error| {
             let whole = &refused.message;
-            let message = format!(
-                "{whole}; with {chosen} of {all} experts a layer at a time: {}",
-                err.message
-            );
+            let message = format!("{whole}; with {chosen} of {all} experts a layer at a time: {message}");
             Error::new(refused.kind, message)
         };
         let smallest = self.planned(drafts, Some(chosen), measured).map_err(with_fewest)?;
@@ -238,11 +226,8 @@ impl Planner<'_> {
     /// Compares a plan with the available memory. Errors: `OutOfMemory` with both sizes.
     fn check(&self, plan: &Plan) -> Result<()> {
         if self.limit.is_some_and(|limit| bytes(plan) > limit) {
-            bail!(
-                OutOfMemory,
-                "the plan needs {} MiB, more than the device has left",
-                mib(bytes(plan))
-            );
+            let need = mib(bytes(plan));
+            bail!(OutOfMemory, "the plan needs {need} MiB, more than the device has left");
         }
         match self.target {
             Target::Gpu(device) => check_budget(self.options, Some(device), plan),
@@ -305,52 +290,42 @@ pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Res
 /// Errors: `OutOfMemory` with both sizes.
 pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
     let weights = if device.is_some() { plan.graph.weight_bytes() } else { 0 };
-    let need = weights + plan.graph.buffer_bytes();
     check_limit(options, weights, plan)?;
     let shares_host_memory =
         device.is_none_or(|device| matches!(device.kind, DeviceKind::Software | DeviceKind::Integrated));
-    if shares_host_memory
-        && let Some(free) = available_memory(Path::new("/"))
-        && need > free
-    {
-        bail!(
-            OutOfMemory,
-            "the plan needs {} MiB, {} MiB are free; {}",
-            mib(need),
-            mib(free),
-            remedy(weights, free)
-        );
+    match available_memory(Path::new("/")).filter(|_| shares_host_memory) {
+        Some(free) => check_fits(weights, plan, free, &format!("{} MiB are free", mib(free))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
-/// Compares a plan with the limit of the options. `weights` is the number of bytes of its weights on the device. Errors:
-/// `OutOfMemory`.
+/// Compares a plan with the limit of the options. Errors: `OutOfMemory`.
 fn check_limit(options: &LoadOptions, weights: u64, plan: &Plan) -> Result<()> {
-    let need = weights + plan.graph.buffer_bytes();
-    if let Some(limit) = options.vram_mb
-        && need > limit.saturating_mul(1 << 20)
-    {
-        bail!(
-            OutOfMemory,
-            "the plan needs {} MiB, the memory limit is {limit} MiB; {}",
-            mib(need),
-            remedy(weights, limit.saturating_mul(1 << 20))
-        );
+    match options.vram_mb {
+        Some(limit) => {
+            let text = format!("the memory limit is {limit} MiB");
+            check_fits(weights, plan, limit.saturating_mul(1 << 20), &text)
+        }
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Compares a plan, of whose weights this number of bytes is on the device, with the `available` bytes, which `text` states.
+/// Errors: `OutOfMemory`.
+fn check_fits(weights: u64, plan: &Plan, available: u64, text: &str) -> Result<()> {
+    let need = weights + plan.graph.buffer_bytes();
+    if need <= available {
+        return Ok(());
+    }
+    let remedy = match weights > available {
+        true => "the weights alone exceed that, a smaller quantisation would help",
+        false => "a shorter context would help",
+    };
+    bail!(OutOfMemory, "the plan needs {} MiB, {text}; {remedy}", mib(need))
 }
 
 fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
-}
-
-/// What would make a plan fit into `available` bytes.
-fn remedy(weights: u64, available: u64) -> &'static str {
-    match weights > available {
-        true => "the weights alone exceed that, a smaller quantisation would help",
-        false => "a shorter context would help",
-    }
 }
 
 #[cfg(test)]

@@ -2,12 +2,13 @@
 
 use super::load::Engine;
 use super::skills::{ActiveOverlay, Route, routable};
-use super::task::resolve_task;
+use super::task::{named, resolve_task};
 use crate::error::Result;
 use crate::lm::run::Cancel;
 use crate::notice::Notice;
 use crate::options::{Overlay, TaskChoice};
 use crate::routing;
+use crate::source::{Selection, Skill};
 
 impl Engine {
     /// The active skills.
@@ -43,10 +44,7 @@ impl Engine {
 
     /// Activates a task's mask, or with `None` the full model. See [`Engine::choose_task`].
     pub fn set_task(&mut self, task: Option<&str>) -> Result<Vec<Notice>> {
-        self.choose_task(&match task {
-            None => TaskChoice::Full,
-            Some(name) => TaskChoice::Named(name.into()),
-        })
+        self.choose_task(&named(task))
     }
 
     /// Chooses the task for the active skills and for later ones. Moves no weights and compiles nothing. Clears the cache,
@@ -73,10 +71,7 @@ impl Engine {
             };
         }
         let (task, notice) = resolve_task(&self.source, overlay, choice)?;
-        let before = match self.task() {
-            None => TaskChoice::Full,
-            Some(name) => TaskChoice::Named(name.into()),
-        };
+        let before = named(self.task());
         let (next, tensors) = ActiveOverlay::new(&self.source, overlay)?;
         let mut changed = [self.overlay.replaced.as_slice(), &next.replaced].concat();
         changed.sort_unstable();
@@ -108,16 +103,14 @@ impl Engine {
         layers.sort_unstable();
         layers.dedup();
         let means = self.mean_hidden(prompt, &layers, cancel)?;
-        let mut routes = Vec::new();
-        for (skill, selection) in skills {
-            let at = layers.partition_point(|&layer| layer < selection.phi_layer);
+        let route = |(skill, selection): (&Skill, &Selection)| {
+            let phi_layer = selection.phi_layer;
+            let at = layers.partition_point(|&layer| layer < phi_layer);
             let energy = routing::energy(selection, &means[at]).map_err(|err| err.context(&skill.id))?;
-            routes.push(Route {
-                id: skill.id.clone(),
-                energy,
-                phi_layer: selection.phi_layer,
-            });
-        }
+            let id = skill.id.clone();
+            Ok(Route { id, energy, phi_layer })
+        };
+        let mut routes = skills.into_iter().map(route).collect::<Result<Vec<_>>>()?;
         // A stable sort: skills with the same energy stay in the order of the file.
         routes.sort_by(|a, b| a.energy.total_cmp(&b.energy));
         Ok(routes)

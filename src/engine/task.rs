@@ -14,6 +14,11 @@ pub fn find_mask<'m>(masks: &'m Masks, choice: &TaskChoice) -> Result<Option<&'m
     }
 }
 
+/// The choice of the task with this name, or with `None` of the full model.
+pub(super) fn named(task: Option<&str>) -> TaskChoice {
+    task.map_or(TaskChoice::Full, |name| TaskChoice::Named(name.into()))
+}
+
 /// The task of a choice while `overlay` is active.
 ///
 /// A named task, or the full model, stays as it is. [`TaskChoice::Default`] becomes the task of the active skill (section 9
@@ -60,12 +65,9 @@ fn default_task(source: &ModelSource, active: &[&Skill]) -> Result<(TaskChoice, 
         let skills = skills.collect();
         return Ok((TaskChoice::Default, Some(Notice::TasksDiffer { skills })));
     }
-    let task = match tasks.first().copied().flatten() {
-        None => TaskChoice::Default,
-        Some(NO_TASK) => TaskChoice::Full,
-        Some(name) => TaskChoice::Named(name.into()),
-    };
-    Ok((task, None))
+    let task = tasks.first().copied().flatten();
+    let task = task.map(|task| named(Some(task).filter(|&task| task != NO_TASK)));
+    Ok((task.unwrap_or_default(), None))
 }
 
 /// The active task, and the tasks whose notices were reported.

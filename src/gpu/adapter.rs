@@ -25,30 +25,24 @@ impl DeviceKind {
     }
 }
 
-/// Names of an adapter and its driver.
-pub(super) struct Identity {
-    pub name: String,
-    /// Vulkan, Metal or DX12, in lower case.
-    pub backend: String,
-    pub kind: DeviceKind,
-    /// Driver and its version.
-    pub driver: String,
+/// Vulkan, Metal or DX12, in lower case.
+pub(super) fn backend(info: &wgpu::AdapterInfo) -> String {
+    format!("{:?}", info.backend).to_lowercase()
 }
 
-impl Identity {
-    pub fn of(info: &wgpu::AdapterInfo) -> Identity {
-        Identity {
-            name: info.name.clone(),
-            backend: format!("{:?}", info.backend).to_lowercase(),
-            kind: match info.device_type {
-                wgpu::DeviceType::DiscreteGpu => DeviceKind::Discrete,
-                wgpu::DeviceType::IntegratedGpu => DeviceKind::Integrated,
-                wgpu::DeviceType::Cpu => DeviceKind::Software,
-                wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => DeviceKind::Other,
-            },
-            driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
-        }
+/// The type of an adapter.
+pub(super) fn kind(info: &wgpu::AdapterInfo) -> DeviceKind {
+    match info.device_type {
+        wgpu::DeviceType::DiscreteGpu => DeviceKind::Discrete,
+        wgpu::DeviceType::IntegratedGpu => DeviceKind::Integrated,
+        wgpu::DeviceType::Cpu => DeviceKind::Software,
+        wgpu::DeviceType::VirtualGpu | wgpu::DeviceType::Other => DeviceKind::Other,
     }
+}
+
+/// An adapter's driver and its version.
+pub(super) fn driver(info: &wgpu::AdapterInfo) -> String {
+    format!("{} {}", info.driver, info.driver_info).trim().to_string()
 }
 
 /// An adapter of this machine.
@@ -71,9 +65,6 @@ pub struct Adapter {
     /// Largest workgroup memory, in bytes.
     pub max_workgroup_bytes: u32,
 }
-
-/// The optional features that a device is opened with if its adapter has them.
-const FEATURES: [(wgpu::Features, &str); 1] = [(wgpu::Features::SUBGROUP, "subgroup")];
 
 /// The adapters of this machine, best first: discrete, integrated, other, software.
 pub fn adapters() -> Vec<Adapter> {
@@ -104,44 +95,31 @@ impl Adapter {
     fn new(adapter: wgpu::Adapter) -> Adapter {
         let info = adapter.get_info();
         let limits = adapter.limits();
-        let subgroups = adapter.features().contains(wgpu::Features::SUBGROUP);
-        let Identity {
-            name,
-            backend,
-            kind,
-            driver,
-        } = Identity::of(&info);
         Adapter {
-            name,
-            backend,
-            kind,
-            driver,
-            subgroup: match subgroups {
+            backend: backend(&info),
+            kind: kind(&info),
+            driver: driver(&info),
+            subgroup: match has_subgroups(&adapter) {
                 true => [info.subgroup_min_size, info.subgroup_max_size],
                 false => [0, 0],
             },
             max_buffer: limits.max_buffer_size,
             max_binding: limits.max_storage_buffer_binding_size,
             max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
+            name: info.name,
             adapter,
         }
     }
 
     /// The optional features that a device of this adapter is opened with.
-    pub fn features(&self) -> Vec<&'static str> {
-        self.used_features().map(|(_, name)| name).collect()
+    pub fn features(&self) -> &'static [&'static str] {
+        match has_subgroups(&self.adapter) {
+            true => &["subgroup"],
+            false => &[],
+        }
     }
+}
 
-    /// The same features as flags of wgpu.
-    pub(super) fn wgpu_features(&self) -> wgpu::Features {
-        let features = self.used_features().map(|(feature, _)| feature);
-        features.fold(wgpu::Features::empty(), wgpu::Features::union)
-    }
-
-    fn used_features(&self) -> impl Iterator<Item = (wgpu::Features, &'static str)> {
-        let features = self.adapter.features();
-        FEATURES
-            .into_iter()
-            .filter(move |(feature, _)| features.contains(*feature))
-    }
+fn has_subgroups(adapter: &wgpu::Adapter) -> bool {
+    adapter.features().contains(wgpu::Features::SUBGROUP)
 }

@@ -1,10 +1,10 @@
 //! A device with its limits, properties, pipelines and status.
 
-use super::adapter::{DeviceKind, Identity};
+use super::adapter::{self, DeviceKind};
 use super::pipelines::Pipelines;
 use super::scope::{Scope, device_error};
 use crate::dtype::planes::Planes;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Kind, Result, bail, error};
 use crate::graph::{Graph, Step};
 use crate::op::Kv;
 use crate::shader::{Team, Variant};
@@ -74,23 +74,18 @@ impl Device {
     /// A device with properties that are safe on every device. Errors: `DeviceError` for limits below those that
     /// kernels need.
     pub(super) fn untested(device: wgpu::Device, queue: wgpu::Queue, options: DeviceOptions) -> Result<Device> {
-        let Identity {
-            name,
-            backend,
-            kind,
-            driver,
-        } = Identity::of(&device.adapter_info());
+        let info = device.adapter_info();
         let limits = device.limits();
-        check_limits(&name, &limits)?;
+        check_limits(&info.name, &limits)?;
         Ok(Device {
             status: watch(&device),
             pipelines: Pipelines::new(device.clone(), options.checked_shaders),
             device,
             queue,
-            name,
-            backend,
-            kind,
-            driver,
+            backend: adapter::backend(&info),
+            kind: adapter::kind(&info),
+            driver: adapter::driver(&info),
+            name: info.name,
             options,
             properties: Properties {
                 team: Team::Tree,
@@ -170,25 +165,10 @@ impl Device {
         variants
     }
 
-    /// Compiles the pipelines of these variants, in order, on as many threads as there are cores.
-    ///
-    /// Errors: `DeviceError` with the kernel's name when the driver refuses one.
-    pub fn compile(&self, variants: &[Variant]) -> Result<()> {
-        self.pipelines.compile(variants)
-    }
-
-    /// Pipelines compiled so far, and the milliseconds that took, summed over threads.
-    pub fn compile_counters(&self) -> (u64, f64) {
-        let (count, microseconds) = self.pipelines.counters();
-        (count, microseconds as f64 / 1000.0)
-    }
-
     /// Fails if the device is lost or has reported an error outside of any call.
     pub fn check(&self) -> Result<()> {
-        match self.status.lost.get().or_else(|| self.status.failed.get()) {
-            Some(err) => Err(err.clone()),
-            None => Ok(()),
-        }
+        let err = self.status.lost.get().or_else(|| self.status.failed.get());
+        err.map_or(Ok(()), |err| Err(err.clone()))
     }
 
     /// The error for an operation that failed: if the device is lost, the error that says so, else a `DeviceError` with
@@ -196,10 +176,9 @@ impl Device {
     pub(super) fn failure(&self, message: impl Into<String>) -> Error {
         // A poll runs the callback that reports a loss. Its own failure adds nothing.
         let _ = self.device.poll(wgpu::PollType::Poll);
-        match self.check() {
-            Err(err) => err,
-            Ok(()) => Error::new(Kind::DeviceError, message),
-        }
+        self.check()
+            .err()
+            .unwrap_or_else(|| Error::new(Kind::DeviceError, message))
     }
 
     /// Waits until a submission is done. Errors: `DeviceLost` when that takes longer than [`DeviceOptions::timeout`].
@@ -213,12 +192,11 @@ impl Device {
         match self.device.poll(wait) {
             Ok(_) => self.check(),
             Err(wgpu::PollError::Timeout) => {
-                let message = format!(
-                    "{}: a submission did not finish within {:?}; the device is treated as hung",
-                    self.name,
-                    timeout.unwrap_or_default()
-                );
-                let _ = self.status.lost.set(Error::new(Kind::DeviceLost, message));
+                let (name, timeout) = (&self.name, timeout.unwrap_or_default());
+                let _ = self.status.lost.set(error!(
+                    DeviceLost,
+                    "{name}: a submission did not finish within {timeout:?}; the device is treated as hung"
+                ));
                 self.check()
             }
             Err(err) => Err(self.failure(format!("waiting for the device: {err}"))),
@@ -236,8 +214,8 @@ fn watch(device: &wgpu::Device) -> Arc<Status> {
     let status = Arc::new(Status::default());
     let lost = status.clone();
     device.set_device_lost_callback(move |reason, message| {
-        let message = format!("the device was lost ({reason:?}): {message}");
-        let _ = lost.lost.set(Error::new(Kind::DeviceLost, message));
+        let err = error!(DeviceLost, "the device was lost ({reason:?}): {message}");
+        let _ = lost.lost.set(err);
     });
     let failed = status.clone();
     device.on_uncaptured_error(Arc::new(move |err: wgpu::Error| {

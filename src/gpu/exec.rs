@@ -4,9 +4,9 @@ use super::device::Device;
 use super::memory::{GraphMemory, READBACK, create};
 use super::pager::Pager;
 use super::upload::{Ring, upload};
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Result, bail, error};
 use crate::graph::{
-    Bind, BufferId, Counters, Graph, PARAMS_SLOT, Program, READBACK_WORDS, Resolved, Selected, Selection, Step,
+    Bind, Counters, Executor, Graph, PARAMS_SLOT, Program, READBACK_WORDS, Resolved, Selected, Selection, Step,
 };
 use crate::source::Tensors;
 use std::collections::VecDeque;
@@ -23,9 +23,8 @@ pub(super) struct BoundStep {
     plain: Arc<wgpu::ComputePipeline>,
     masked: Option<Arc<wgpu::ComputePipeline>>,
     pub width: u32,
-    /// Threads of a workgroup.
+    /// Threads and teams of a workgroup.
     pub threads: u32,
-    /// Teams of a workgroup.
     pub teams: u32,
 }
 
@@ -73,10 +72,10 @@ impl GpuExecutor {
     ) -> Result<GpuExecutor> {
         device.check_loops(&graph)?;
         let scope = device.scope();
-        let memory = GraphMemory::new(&device, &graph);
+        let (memory, created) = GraphMemory::new(&device, &graph, None);
         scope.finish()?;
         let mut counters = Counters {
-            buffers_created: memory.count() as u64 + READBACK_BUFFERS,
+            buffers_created: created.buffers + READBACK_BUFFERS,
             ..Counters::default()
         };
         counters.upload_bytes = upload_and_compile(&device, &graph, &memory, &*tensors, progress)?;
@@ -97,7 +96,7 @@ impl GpuExecutor {
         };
         executor.bind()?;
         executor.page(tensors)?;
-        executor.apply(&selection)?;
+        executor.select(selection)?;
         scope.finish()?;
         executor.count_pipelines();
         Ok(executor)
@@ -105,16 +104,8 @@ impl GpuExecutor {
 
     /// Makes the bind groups of all programs, in place of previous ones.
     pub(super) fn bind(&mut self) -> Result<()> {
-        if self
-            .graph
-            .buffers
-            .get(self.graph.readback)
-            .is_none_or(|buffer| buffer.bytes < READBACK_BYTES)
-        {
-            bail!(
-                Internal,
-                "the readback buffer is missing or has fewer than {READBACK_BYTES} bytes"
-            );
+        if self.memory.buffer(self.graph.readback)?.size() < READBACK_BYTES {
+            bail!(Internal, "the readback buffer has fewer than {READBACK_BYTES} bytes");
         }
         // Free the memory that only the previous graph used before more is allocated.
         self.programs.clear();
@@ -128,31 +119,14 @@ impl GpuExecutor {
         Ok(())
     }
 
-    /// Makes the pager, for a graph with paged banks.
+    /// Makes the pager that the graph needs.
     pub(super) fn page(&mut self, tensors: Arc<dyn Tensors>) -> Result<()> {
-        self.pager = match self.graph.paged.is_empty() {
-            true => None,
-            false => Some(Pager::new(&self.device, self.graph.clone(), tensors)?),
-        };
+        let (device, memory, graph) = (self.device.clone(), self.memory.clone(), self.graph.clone());
+        let is_paged = !graph.paged.is_empty();
+        self.pager = is_paged
+            .then(|| Pager::new(device, memory, graph, tensors))
+            .transpose()?;
         Ok(())
-    }
-
-    /// Runs the steps of a selection from now on, and writes the contents of its buffers.
-    pub(super) fn apply(&mut self, selection: &Arc<Selection>) -> Result<()> {
-        self.selected = Selected::new(&self.graph, selection);
-        if let Some(pager) = &mut self.pager {
-            pager.select(&self.device, &self.memory, selection.clone(), &mut self.counters)?;
-        }
-        let mut contents = selection.contents.iter();
-        contents.try_for_each(|(buffer, words)| self.send(*buffer, words))
-    }
-
-    /// Writes words at the start of a buffer.
-    pub(super) fn send(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
-        let to = self.memory.buffer(buffer)?;
-        self.device.queue.write_buffer(to, 0, bytemuck::cast_slice(words));
-        self.counters.write_buffer_calls += 1;
-        self.device.check()
     }
 
     /// Copies the device's counters of pipelines.
@@ -173,7 +147,7 @@ fn upload_and_compile(
 ) -> Result<u64> {
     let variants = device.variants(graph);
     std::thread::scope(|threads| {
-        let compiling = threads.spawn(|| device.compile(&variants));
+        let compiling = threads.spawn(|| device.pipelines.compile(&variants));
         let total = graph.weight_bytes();
         let mut ring = Ring::new(device)?;
         upload(&mut ring, graph, memory, tensors, &|_| true, &mut |uploaded| {
@@ -196,11 +170,8 @@ fn bind_program(device: &Device, graph: &Graph, memory: &GraphMemory, program: &
     let params = create(device, "params", bytes, usage);
     let mut contents = vec![0u8; bytes as usize];
     let mut bound = Vec::new();
-    for (step, slot) in program
-        .steps
-        .iter()
-        .zip(contents.chunks_exact_mut(PARAMS_SLOT as usize))
-    {
+    let slots = contents.chunks_exact_mut(PARAMS_SLOT as usize);
+    for (step, slot) in program.steps.iter().zip(slots) {
         let words = step.op.bytes();
         slot[..words.len()].copy_from_slice(words);
         let at = bound.len() as u64 * PARAMS_SLOT;
@@ -259,5 +230,5 @@ fn range(buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> wgpu::BindingResourc
 }
 
 fn missing(step: &Step, bind: &Bind) -> Error {
-    Error::new(Kind::Internal, format!("{}: the graph has no {bind:?}", step.label))
+    error!(Internal, "{}: the graph has no {bind:?}", step.label)
 }

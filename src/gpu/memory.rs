@@ -1,22 +1,22 @@
 //! Device memory: the buffers of a graph, and reading buffers back.
 
 use super::device::Device;
-use crate::error::{Result, bail};
-use crate::graph::{Buffer, BufferId, Graph, Matrix, Segment, Vector};
+use crate::error::{Result, error};
+use crate::graph::{BufferId, Graph, MatrixId, Segment, VectorId};
+use std::collections::HashSet;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+/// The usage of weights.
+const WEIGHTS: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_DST);
 /// The usage of a graph's buffers and vectors.
-pub const STORAGE: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE
-    .union(wgpu::BufferUsages::COPY_DST)
-    .union(wgpu::BufferUsages::COPY_SRC);
+const STORAGE: wgpu::BufferUsages = WEIGHTS.union(wgpu::BufferUsages::COPY_SRC);
 /// The usage of buffers that are read back.
 pub const READBACK: wgpu::BufferUsages = wgpu::BufferUsages::MAP_READ.union(wgpu::BufferUsages::COPY_DST);
 
 /// The offset of a storage binding is a multiple of this on every device.
 const OFFSET_ALIGNMENT: u64 = 256;
 
-/// Creates a buffer.
 pub fn create(device: &Device, label: &str, bytes: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
     device.device.create_buffer(&wgpu::BufferDescriptor {
         label: Some(label),
@@ -37,7 +37,7 @@ pub struct SegmentBuffer {
 }
 
 /// Everything that a graph has in device memory, apart from the parameters of its steps.
-#[derive(Default)]
+#[derive(Clone)]
 pub struct GraphMemory {
     pub buffers: Vec<wgpu::Buffer>,
     pub vectors: Vec<wgpu::Buffer>,
@@ -45,58 +45,95 @@ pub struct GraphMemory {
     pub matrices: Vec<Vec<SegmentBuffer>>,
 }
 
+/// A buffer or weight of a graph.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Item {
+    Buffer(BufferId),
+    Vector(VectorId),
+    Matrix(MatrixId),
+}
+
+/// The items of a graph that have new memory, without contents.
+#[derive(Default)]
+pub struct Created {
+    pub items: HashSet<Item>,
+    /// The number of new wgpu buffers.
+    pub buffers: u64,
+}
+
+impl Created {
+    fn add(&mut self, device: &Device, item: Item, label: &str, bytes: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
+        self.items.insert(item);
+        self.buffers += 1;
+        create(device, label, bytes, usage)
+    }
+}
+
 impl GraphMemory {
-    /// Creates all buffers, without contents.
-    pub fn new(device: &Device, graph: &Graph) -> GraphMemory {
-        let buffers = graph.buffers.iter().map(|buffer| create_buffer(device, buffer));
-        let vectors = graph.vectors.iter().map(|vector| create_vector(device, vector));
-        let matrices = graph.matrices.iter().map(|matrix| create_matrix(device, matrix));
-        GraphMemory {
-            buffers: buffers.collect(),
-            vectors: vectors.collect(),
-            matrices: matrices.collect(),
-        }
+    /// Memory for a graph. Takes over the memory of items that the graph `old` has as well, and creates the rest.
+    pub fn new(device: &Device, graph: &Graph, old: Option<(&Graph, &GraphMemory)>) -> (GraphMemory, Created) {
+        let mut created = Created::default();
+        let kept = old.map(|(old, memory)| (&old.buffers[..], &memory.buffers[..]));
+        let buffers = reuse(&graph.buffers, kept, |i, buffer| {
+            created.add(device, Item::Buffer(i), &buffer.label, buffer.bytes, STORAGE)
+        });
+        let kept = old.map(|(old, memory)| (&old.vectors[..], &memory.vectors[..]));
+        let vectors = reuse(&graph.vectors, kept, |i, vector| {
+            let bytes = vector.padded_len() as u64 * 4;
+            created.add(device, Item::Vector(i), &vector.label, bytes, STORAGE)
+        });
+        let kept = old.map(|(old, memory)| (&old.matrices[..], &memory.matrices[..]));
+        let matrices = reuse(&graph.matrices, kept, |i, matrix| {
+            let mut add = |bytes| created.add(device, Item::Matrix(i), &matrix.label, bytes, WEIGHTS);
+            let segments = matrix.segments.iter();
+            segments.map(|segment| segment_buffer(segment, &mut add)).collect()
+        });
+        let memory = GraphMemory {
+            buffers,
+            vectors,
+            matrices,
+        };
+        (memory, created)
     }
 
     /// A buffer of the graph. Errors: `Internal` for one that does not exist.
     pub fn buffer(&self, buffer: BufferId) -> Result<&wgpu::Buffer> {
-        match self.buffers.get(buffer) {
-            Some(buffer) => Ok(buffer),
-            None => bail!(Internal, "the graph has no buffer {buffer}"),
-        }
-    }
-
-    /// The number of wgpu buffers.
-    pub fn count(&self) -> usize {
-        self.buffers.len() + self.vectors.len() + self.matrices.iter().map(Vec::len).sum::<usize>()
+        let found = self.buffers.get(buffer);
+        found.ok_or_else(|| error!(Internal, "the graph has no buffer {buffer}"))
     }
 }
 
-/// Creates a buffer of a graph.
-pub fn create_buffer(device: &Device, buffer: &Buffer) -> wgpu::Buffer {
-    create(device, &buffer.label, buffer.bytes, STORAGE)
-}
-
-/// Creates the buffer of a vector.
-pub fn create_vector(device: &Device, vector: &Vector) -> wgpu::Buffer {
-    create(device, &vector.label, vector.padded_len() as u64 * 4, STORAGE)
-}
-
-/// Creates a buffer for each segment of a matrix.
-pub fn create_matrix(device: &Device, matrix: &Matrix) -> Vec<SegmentBuffer> {
-    let segment = |segment: &Segment| {
-        let code_bytes = segment.geometry.code_bytes() as u64;
-        let scale_bytes = segment.geometry.scale_bytes() as u64;
-        let scales_at = code_bytes.next_multiple_of(OFFSET_ALIGNMENT);
-        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
-        SegmentBuffer {
-            buffer: create(device, &matrix.label, scales_at + scale_bytes, usage),
-            scales_at,
-            code_bytes,
-            scale_bytes,
+/// For each new item the memory of an equal old item, or new memory.
+fn reuse<A: PartialEq, T: Clone>(
+    new: &[A],
+    kept: Option<(&[A], &[T])>,
+    mut create: impl FnMut(usize, &A) -> T,
+) -> Vec<T> {
+    let (old, kept) = kept.unwrap_or_default();
+    let one = |(i, wanted): (usize, &A)| {
+        // Most items have the same index in both graphs.
+        let found = match old.get(i) == Some(wanted) {
+            true => Some(i),
+            false => old.iter().position(|old| old == wanted),
+        };
+        match found.and_then(|i| kept.get(i)) {
+            Some(kept) => kept.clone(),
+            None => create(i, wanted),
         }
     };
-    matrix.segments.iter().map(segment).collect()
+    new.iter().enumerate().map(one).collect()
+}
+
+fn segment_buffer(segment: &Segment, create: impl FnOnce(u64) -> wgpu::Buffer) -> SegmentBuffer {
+    let code_bytes = segment.geometry.code_bytes() as u64;
+    let scale_bytes = segment.geometry.scale_bytes() as u64;
+    let scales_at = code_bytes.next_multiple_of(OFFSET_ALIGNMENT);
+    SegmentBuffer {
+        buffer: create(scales_at + scale_bytes),
+        scales_at,
+        code_bytes,
+        scale_bytes,
+    }
 }
 
 /// Maps a buffer after a submission and copies its words.

@@ -3,7 +3,7 @@
 //! Kernels are composed for several widths and types, so they have many such branches. With them, drivers take twice
 //! the time and memory to compile.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Result, error};
 use std::collections::HashSet;
 use wgpu::naga::compact::{KeepUnused, compact};
 use wgpu::naga::front::wgsl::parse_str;
@@ -13,7 +13,7 @@ use wgpu::naga::{Arena, Block, Constant, Expression, Handle, Literal, Module, St
 pub(super) fn module(name: &str, text: &str) -> Result<Module> {
     let mut module = parse_str(text).map_err(|err| {
         let message = err.emit_to_string_with_path(text, name);
-        Error::new(Kind::DeviceError, format!("kernel {name}: {}", message.trim_end()))
+        error!(DeviceError, "kernel {name}: {}", message.trim_end())
     })?;
     simplify(&mut module);
     Ok(module)
@@ -115,6 +115,7 @@ fn leaves(statement: &Statement) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
     use wgpu::naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
     fn validator() -> Validator {

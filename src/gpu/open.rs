@@ -3,7 +3,7 @@
 use super::adapter::Adapter;
 use super::device::{Device, DeviceOptions, Properties};
 use super::probe;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Result, error};
 use crate::shader::Team;
 
 impl Device {
@@ -14,14 +14,14 @@ impl Device {
     pub fn open(adapter: &Adapter, options: DeviceOptions) -> Result<Device> {
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("cmf-gpu"),
-            required_features: adapter.wgpu_features(),
+            required_features: adapter.adapter.features() & wgpu::Features::SUBGROUP,
             required_limits: adapter.adapter.limits(),
             experimental_features: wgpu::ExperimentalFeatures::disabled(),
             memory_hints: wgpu::MemoryHints::MemoryUsage,
             trace: wgpu::Trace::Off,
         };
         let (device, queue) = pollster::block_on(adapter.adapter.request_device(&descriptor))
-            .map_err(|err| Error::new(Kind::DeviceError, format!("{}: {err}", adapter.name)))?;
+            .map_err(|err| error!(DeviceError, "{}: {err}", adapter.name))?;
         Device::from_wgpu(device, queue, options)
     }
 

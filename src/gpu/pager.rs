@@ -5,7 +5,7 @@
 use super::device::Device;
 use super::memory::{GraphMemory, READBACK, create, read_words};
 use super::upload::overwrite_run;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail, error};
 use crate::graph::{BufferId, Counters, Graph, Paged, Pause, Selection, Waiting, source, table_words};
 use crate::op::{ABSENT, TABLE_HEADER};
 use crate::source::Tensors;
@@ -38,6 +38,8 @@ struct Counted {
 
 /// The paged banks of a graph.
 pub struct Pager {
+    device: Arc<Device>,
+    memory: GraphMemory,
     tensors: Arc<dyn Tensors>,
     graph: Arc<Graph>,
     selection: Arc<Selection>,
@@ -53,18 +55,20 @@ impl Pager {
     /// The banks after the upload of a graph. The caller has to call [`Pager::select`] next, which writes the tables.
     ///
     /// Errors: faults in the tables' tensors.
-    pub fn new(device: &Device, graph: Arc<Graph>, tensors: Arc<dyn Tensors>) -> Result<Pager> {
+    pub fn new(
+        device: Arc<Device>,
+        memory: GraphMemory,
+        graph: Arc<Graph>,
+        tensors: Arc<dyn Tensors>,
+    ) -> Result<Pager> {
         let bank = |paged: &Paged| -> Result<Bank> {
             // Before a selection restricts them, all tables of a bank are equal.
             let table = paged.tables.first().and_then(|&table| graph.buffers.get(table));
-            let table = table.ok_or_else(|| internal("a paged bank without a table"))?;
+            let table = table.ok_or_else(|| error!(Internal, "a paged bank without a table"))?;
             let present = |member: usize| (member < paged.slots).then_some(member);
-            let slot = |member| Slot {
-                member: Some(member),
-                used: 0,
-            };
+            let slots = (0..paged.slots).map(Some);
             Ok(Bank {
-                slots: (0..paged.slots).map(slot).collect(),
+                slots: slots.map(|member| Slot { member, used: 0 }).collect(),
                 slot_of: (0..paged.members.len()).map(present).collect(),
                 table: table.fill.words(&*tensors)?,
             })
@@ -72,7 +76,7 @@ impl Pager {
         let counted = graph.routed.iter().map(|routed| {
             let counted = Counted {
                 counts: vec![0; routed.experts],
-                readback: create(device, "read.counts", routed.experts as u64 * 4, READBACK),
+                readback: create(&device, "read.counts", routed.experts as u64 * 4, READBACK),
             };
             (routed.counts, counted)
         });
@@ -83,30 +87,26 @@ impl Pager {
             counted: counted.collect(),
             selection: Arc::default(),
             clock: 0,
+            device,
+            memory,
             tensors,
             graph,
         })
     }
 
     /// Changes which experts may be chosen, and writes the tables. Errors: the device's.
-    pub fn select(
-        &mut self,
-        device: &Device,
-        memory: &GraphMemory,
-        selection: Arc<Selection>,
-        counters: &mut Counters,
-    ) -> Result<()> {
+    pub fn select(&mut self, selection: Arc<Selection>, counters: &mut Counters) -> Result<()> {
         self.selection = selection;
-        (0..self.banks.len()).try_for_each(|bank| self.write_tables(device, memory, bank, counters))?;
-        device.check()
+        (0..self.banks.len()).try_for_each(|bank| self.write_tables(bank, counters))?;
+        self.device.check()
     }
 
     /// Writes the places of a bank's experts.
-    fn write_tables(&self, device: &Device, memory: &GraphMemory, bank: usize, counters: &mut Counters) -> Result<()> {
+    fn write_tables(&self, bank: usize, counters: &mut Counters) -> Result<()> {
         for &table in &self.graph.paged[bank].tables {
             let words = table_words(&self.banks[bank].table, &|expert| self.selection.allows(table, expert));
-            let to = memory.buffer(table)?;
-            device.queue.write_buffer(to, 0, bytemuck::cast_slice(&words));
+            let to = self.memory.buffer(table)?;
+            self.device.queue.write_buffer(to, 0, bytemuck::cast_slice(&words));
             counters.write_buffer_calls += 1;
         }
         Ok(())
@@ -124,19 +124,13 @@ impl Pager {
     /// than it takes, and then with weight 0.
     ///
     /// Errors: the device's.
-    pub fn wanted(
-        &mut self,
-        device: &Device,
-        memory: &GraphMemory,
-        pause: &Pause,
-        mut encoder: wgpu::CommandEncoder,
-    ) -> Result<Vec<Vec<Vec<usize>>>> {
+    pub fn wanted(&mut self, pause: &Pause, mut encoder: wgpu::CommandEncoder) -> Result<Vec<Vec<Vec<usize>>>> {
         let counted = self.counted.get_mut(&pause.counts);
-        let counted = counted.ok_or_else(|| internal("a pause without counts of experts"))?;
+        let counted = counted.ok_or_else(|| error!(Internal, "a pause without counts of experts"))?;
         let to = &counted.readback;
-        encoder.copy_buffer_to_buffer(memory.buffer(pause.counts)?, 0, to, 0, to.size());
-        let submission = device.queue.submit([encoder.finish()]);
-        let counts = read_words(device, to, submission)?;
+        encoder.copy_buffer_to_buffer(self.memory.buffer(pause.counts)?, 0, to, 0, to.size());
+        let submission = self.device.queue.submit([encoder.finish()]);
+        let counts = read_words(&self.device, to, submission)?;
         let chosen: Vec<bool> = counted.counts.iter().zip(&counts).map(|(a, b)| a != b).collect();
         counted.counts = counts;
         let groups = |&Waiting { bank, table }: &Waiting| {
@@ -161,14 +155,7 @@ impl Pager {
     /// Makes these members of a bank present, at most as many as it has slots. Later submissions see them.
     ///
     /// Errors: faults in their tensors. After an error the members that were fetched completely are present.
-    pub fn make_present(
-        &mut self,
-        device: &Device,
-        memory: &GraphMemory,
-        bank: usize,
-        members: &[usize],
-        counters: &mut Counters,
-    ) -> Result<()> {
+    pub fn make_present(&mut self, bank: usize, members: &[usize], counters: &mut Counters) -> Result<()> {
         self.clock += 1;
         let mut missing = Vec::new();
         for &member in members {
@@ -183,23 +170,15 @@ impl Pager {
         if missing.is_empty() {
             return Ok(());
         }
-        let fetched = missing
-            .into_iter()
-            .try_for_each(|member| self.fetch(device, memory, bank, member, counters));
-        self.write_tables(device, memory, bank, counters)?;
+        let mut missing = missing.into_iter();
+        let fetched = missing.try_for_each(|member| self.fetch(bank, member, counters));
+        self.write_tables(bank, counters)?;
         fetched?;
-        device.check()
+        self.device.check()
     }
 
     /// Gives a slot to a member that is not present. The tables on the device are out of date afterwards.
-    fn fetch(
-        &mut self,
-        device: &Device,
-        memory: &GraphMemory,
-        bank: usize,
-        member: usize,
-        counters: &mut Counters,
-    ) -> Result<()> {
+    fn fetch(&mut self, bank: usize, member: usize, counters: &mut Counters) -> Result<()> {
         let slot = self.free_slot(bank)?;
         let experts = &self.graph.paged[bank].members;
         let state = &mut self.banks[bank];
@@ -208,7 +187,7 @@ impl Pager {
         if let Some(old) = old.member {
             state.set_slot(old, experts[old].expert, None);
         }
-        counters.paged_bytes += self.upload(device, memory, bank, slot, member)?;
+        counters.paged_bytes += self.upload(bank, slot, member)?;
         let state = &mut self.banks[bank];
         state.slots[slot] = Slot {
             member: Some(member),
@@ -227,18 +206,20 @@ impl Pager {
         };
         let slots = state.slots.iter().enumerate();
         let oldest = slots.min_by_key(|(_, slot)| (slot.member.is_some_and(may_be_chosen), slot.used));
-        match oldest {
-            Some((number, slot)) if slot.used != self.clock => Ok(number),
-            _ => bail!(
-                Internal,
-                "more experts are needed at once than the {} slots of a bank",
-                state.slots.len()
-            ),
+        match oldest.filter(|(_, slot)| slot.used != self.clock) {
+            Some((number, _)) => Ok(number),
+            None => {
+                let slots = state.slots.len();
+                bail!(
+                    Internal,
+                    "more experts are needed at once than the {slots} slots of a bank"
+                )
+            }
         }
     }
 
     /// Uploads a member's weights to a slot; returns the bytes sent.
-    fn upload(&self, device: &Device, memory: &GraphMemory, bank: usize, slot: usize, member: usize) -> Result<u64> {
+    fn upload(&self, bank: usize, slot: usize, member: usize) -> Result<u64> {
         let paged = &self.graph.paged[bank];
         let matrix = |id: usize| &self.graph.matrices[id];
         let runs = paged.runs_of(slot, |id| {
@@ -248,8 +229,8 @@ impl Pager {
         for (id, run, projection) in runs {
             let slice = paged.members[member].slices[projection];
             let source = source(matrix(id).planes, slice.tensor, &*self.tensors)?;
-            for (segment, to) in matrix(id).segments.iter().zip(&memory.matrices[id]) {
-                bytes += overwrite_run(device, segment, to, run, &source, slice.first)?;
+            for (segment, to) in matrix(id).segments.iter().zip(&self.memory.matrices[id]) {
+                bytes += overwrite_run(&self.device, segment, to, run, &source, slice.first)?;
             }
             self.tensors.release(slice.tensor);
         }
@@ -265,8 +246,4 @@ impl Bank {
             *word = slot.map_or(ABSENT, |slot| slot as u32);
         }
     }
-}
-
-fn internal(message: &str) -> Error {
-    Error::new(Kind::Internal, message)
 }

@@ -13,16 +13,14 @@ use std::time::Instant;
 
 /// The layout of a kernel's bindings. All variants of an operator share it.
 pub struct Layout {
-    /// For bind groups.
     pub bindings: wgpu::BindGroupLayout,
-    /// For pipelines.
     pub pipeline: wgpu::PipelineLayout,
 }
 
 /// The pipelines of a device, and the layouts of its kernels.
 pub struct Pipelines {
     device: wgpu::Device,
-    /// Compile with bounds checks.
+    /// Whether bounds are checked.
     checked: bool,
     layouts: Mutex<HashMap<Kernel, Arc<Layout>>>,
     pipelines: Mutex<HashMap<Variant, Arc<wgpu::ComputePipeline>>>,
@@ -31,7 +29,6 @@ pub struct Pipelines {
 }
 
 impl Pipelines {
-    /// Without pipelines.
     pub fn new(device: wgpu::Device, checked: bool) -> Pipelines {
         Pipelines {
             device,
@@ -89,11 +86,8 @@ impl Pipelines {
     ///
     /// Errors: `DeviceError` with the kernel's name when the driver refuses one.
     pub fn compile(&self, variants: &[Variant]) -> Result<()> {
-        let missing: Vec<_> = {
-            let known = lock(&self.pipelines);
-            let missing = variants.iter().filter(|variant| !known.contains_key(variant));
-            missing.copied().collect()
-        };
+        let mut missing = variants.to_vec();
+        missing.retain(|variant| !lock(&self.pipelines).contains_key(variant));
         let next = AtomicUsize::new(0);
         let work = || -> Result<()> {
             while let Some(&variant) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {

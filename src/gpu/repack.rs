@@ -1,7 +1,7 @@
 //! Offsets and contents of rows in the planes of a segment.
 
 use super::memory::SegmentBuffer;
-use crate::dtype::planes::{Amount, Origin, SHARED_ROWS, Source};
+use crate::dtype::planes::{Amount, Origin, Planes, SHARED_ROWS, Source};
 use crate::error::Result;
 use crate::graph::{Run, Segment};
 use rayon::prelude::*;
@@ -70,23 +70,20 @@ pub enum Region {
     Codes,
     /// Words of the code plane that follow its vectors.
     Words,
-    /// A record for each row.
+    /// A record for each row, or for every [`SHARED_ROWS`] rows.
     Records,
-    /// A record for every [`SHARED_ROWS`] rows.
-    SharedRecords,
     /// Scales of groups of 32 columns.
     GroupScales,
 }
 
 impl Region {
-    /// All regions.
-    pub const ALL: [Region; 5] = [
-        Region::Codes,
-        Region::Words,
-        Region::Records,
-        Region::SharedRecords,
-        Region::GroupScales,
-    ];
+    pub const ALL: [Region; 4] = [Region::Codes, Region::Words, Region::Records, Region::GroupScales];
+
+    /// Whether the blocks have records that rows share.
+    fn is_shared(self, blocks: &[RowBlock], sources: &[Source]) -> bool {
+        let first = blocks.first().map(|first| sources[first.tensor].planes());
+        matches!(self, Region::Records) && first.is_some_and(Planes::shares_records)
+    }
 
     fn block_bytes(self, block: &RowBlock, sources: &[Source]) -> usize {
         let source = &sources[block.tensor];
@@ -94,19 +91,22 @@ impl Region {
             Region::Codes => source.code_bytes(block.origin, &block.rows),
             Region::Words => source.word_bytes(&block.rows),
             Region::Records => source.record_bytes(&block.rows),
-            Region::SharedRecords => 0,
             Region::GroupScales => source.group_scale_bytes(block.origin, &block.rows),
         }
     }
 
     /// Bytes that consecutive blocks take. The first block has to begin a shared record.
     pub fn bytes(self, blocks: &[RowBlock], sources: &[Source]) -> usize {
-        match (self, blocks.first()) {
-            (Region::SharedRecords, Some(first)) if sources[first.tensor].planes().shares_records() => {
-                let rows: usize = blocks.iter().map(|block| block.rows.len()).sum();
-                rows.div_ceil(SHARED_ROWS) * 12
+        match self.is_shared(blocks, sources) {
+            true => {
+                blocks
+                    .iter()
+                    .map(|block| block.rows.len())
+                    .sum::<usize>()
+                    .div_ceil(SHARED_ROWS)
+                    * 12
             }
-            _ => blocks.iter().map(|block| self.block_bytes(block, sources)).sum(),
+            false => blocks.iter().map(|block| self.block_bytes(block, sources)).sum(),
         }
     }
 
@@ -124,14 +124,14 @@ impl Region {
         match self {
             Region::Codes => (row * geometry.code_row_bytes() + before.vectors * 16) as u64,
             Region::Words => before.words as u64 * 4,
-            Region::Records | Region::SharedRecords => to.scales_at + geometry.record_offset(row) as u64,
+            Region::Records => to.scales_at + geometry.record_offset(row) as u64,
             Region::GroupScales => to.scales_at + geometry.group_scale_offset(before) as u64,
         }
     }
 
     /// Writes the contents of consecutive blocks. Errors: faults in the tensors' payloads.
     pub fn write(self, blocks: &[RowBlock], sources: &[Source], out: &mut [u8]) -> Result<()> {
-        if let Region::SharedRecords = self {
+        if self.is_shared(blocks, sources) {
             return shared_records(blocks, sources, out);
         }
         let mut tasks = Vec::with_capacity(blocks.len());
@@ -147,7 +147,6 @@ impl Region {
                 Region::Codes => source.codes(block.origin, rows, out),
                 Region::Words => source.words(rows, out),
                 Region::Records => source.records(block.origin, rows, out),
-                Region::SharedRecords => Ok(()),
                 Region::GroupScales => source.group_scales(block.origin, rows, out),
             }
         })

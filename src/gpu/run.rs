@@ -2,10 +2,12 @@
 //! several of both.
 
 use super::exec::{GpuExecutor, READBACK_BUFFERS, READBACK_BYTES};
-use super::memory::{READBACK, create, read, read_words};
+use super::memory::{GraphMemory, READBACK, create, read, read_words};
 use super::pager::Pager;
 use crate::error::{Result, bail};
-use crate::graph::{BatchShape, BufferId, Counters, Executor, Graph, Pause, READBACK_WORDS, Selection, Ticket};
+use crate::graph::{
+    BatchShape, BufferId, Counters, Executor, Graph, Pause, READBACK_WORDS, Selected, Selection, Ticket,
+};
 use crate::source::{TensorId, Tensors};
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,8 +29,8 @@ impl Executor for GpuExecutor {
         self.in_flight.push_back((ticket, submission));
         self.tickets += 1;
         self.counters.readback_bytes += READBACK_BYTES;
-        let program = self.selected.program(program)?;
-        program.count_bytes(&steps, shape, &mut self.counters);
+        let selected = self.selected.program(program)?;
+        selected.count_bytes(&steps, shape, &mut self.counters);
         self.device.check()?;
         Ok(Ticket(ticket))
     }
@@ -44,7 +46,12 @@ impl Executor for GpuExecutor {
     }
 
     fn select(&mut self, selection: Arc<Selection>) -> Result<()> {
-        self.apply(&selection)
+        self.selected = Selected::new(&self.graph, &selection);
+        if let Some(pager) = &mut self.pager {
+            pager.select(selection.clone(), &mut self.counters)?;
+        }
+        let mut contents = selection.contents.iter();
+        contents.try_for_each(|(buffer, words)| self.write(*buffer, words))
     }
 
     fn replace(
@@ -54,11 +61,47 @@ impl Executor for GpuExecutor {
         tensors: Arc<dyn Tensors>,
         changed: &[TensorId],
     ) -> Result<()> {
-        self.replace_graph(graph, &selection, tensors, changed)
+        let device = self.device.clone();
+        let scope = device.scope();
+        let (memory, created) = GraphMemory::new(&device, &graph, Some((&self.graph, &self.memory)));
+        scope.finish()?;
+        device.pipelines.compile(&device.variants(&graph))?;
+        self.replace_contents(&graph, &memory, &created.items, &*tensors, changed)?;
+
+        // An equal graph on the same memory keeps its bind groups.
+        let old = std::mem::replace(&mut self.graph, graph);
+        let graph = self.graph.clone();
+        let same = created.buffers == 0
+            && graph.matrices == old.matrices
+            && graph.vectors == old.vectors
+            && graph.buffers == old.buffers
+            && graph.programs == old.programs;
+        if !same {
+            self.memory = memory;
+            self.pager = None;
+            let scope = device.scope();
+            self.bind()?;
+            scope.finish()?;
+        }
+        self.page(tensors)?;
+        self.select(selection)?;
+        if self.pager.is_some() {
+            for routed in &graph.routed {
+                self.write(routed.counts, &vec![0; routed.experts])?;
+            }
+        }
+        // Two of them are the ring's.
+        self.counters.buffers_created += created.buffers + 2;
+        self.count_pipelines();
+        self.inconsistent = false;
+        Ok(())
     }
 
     fn write(&mut self, buffer: BufferId, words: &[u32]) -> Result<()> {
-        self.send(buffer, words)
+        let to = self.memory.buffer(buffer)?;
+        self.device.queue.write_buffer(to, 0, bytemuck::cast_slice(words));
+        self.counters.write_buffer_calls += 1;
+        self.device.check()
     }
 
     fn read(&mut self, buffer: BufferId, first: usize, count: usize) -> Result<Vec<u32>> {
@@ -107,7 +150,7 @@ impl GpuExecutor {
         for pause in pauses {
             let encoder = self.encode(program, at..pause.steps.start, shape)?;
             at = pause.steps.start;
-            let wanted = pager.wanted(&self.device, &self.memory, &pause, encoder)?;
+            let wanted = pager.wanted(&pause, encoder)?;
             self.counters.readback_bytes += pager.count_bytes(&pause);
             let rounds = wanted.iter().map(Vec::len).max().unwrap_or(0);
             if pause.once && rounds > 1 {
@@ -116,7 +159,7 @@ impl GpuExecutor {
             for round in 0..rounds {
                 for (waiting, groups) in pause.banks.iter().zip(&wanted) {
                     if let Some(members) = groups.get(round) {
-                        pager.make_present(&self.device, &self.memory, waiting.bank, members, &mut self.counters)?;
+                        pager.make_present(waiting.bank, members, &mut self.counters)?;
                     }
                 }
                 // The steps for the last group are encoded after the loop.
@@ -139,17 +182,15 @@ impl GpuExecutor {
         }
         let resolved = self.selected.program(program)?.within(&steps)?;
         let mut encoder = self.device.device.create_command_encoder(&Default::default());
-        {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            for resolved in resolved {
-                let step = &self.programs[program][resolved.step];
-                let grid = resolved.grid;
-                let [x, y, z] = grid.workgroups(shape, step.width, step.threads, step.teams);
-                pass.set_pipeline(step.pipeline(resolved));
-                pass.set_bind_group(0, &step.bind_group, &[]);
-                pass.dispatch_workgroups(x, y, z);
-            }
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for resolved in resolved {
+            let step = &self.programs[program][resolved.step];
+            let [x, y, z] = resolved.grid.workgroups(shape, step.width, step.threads, step.teams);
+            pass.set_pipeline(step.pipeline(resolved));
+            pass.set_bind_group(0, &step.bind_group, &[]);
+            pass.dispatch_workgroups(x, y, z);
         }
+        drop(pass);
         self.counters.passes += 1;
         self.counters.submits += 1;
         self.counters.dispatches += resolved.len() as u64;

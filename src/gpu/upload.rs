@@ -1,13 +1,14 @@
 //! Uploads weights and first contents. Rows are repacked from the tensors' payloads directly into a staging ring.
 
 use super::device::Device;
-use super::memory::{GraphMemory, SegmentBuffer, wait_for_map};
+use super::memory::{GraphMemory, Item, SegmentBuffer, wait_for_map};
 use super::repack::{Region, RowBlock, row_blocks, row_ranges};
 use crate::dtype::planes::{Amount, NO_ENTRY, Source};
 use crate::error::{Result, bail};
-use crate::graph::{BufferId, Fill, Graph, Matrix, MatrixId, Run, Segment, Vector, VectorId, sources};
+use crate::graph::{Fill, Graph, Matrix, Run, Segment, sources};
 use crate::source::Tensors;
 use rayon::prelude::*;
+use std::slice;
 
 /// Bytes of one staging buffer. An upload needs two of them and one block of host memory.
 const RING_BYTES: usize = 4 << 20;
@@ -121,14 +122,6 @@ impl<'a> Ring<'a> {
     }
 }
 
-/// A buffer or weight that is uploaded as a whole.
-#[derive(Clone, Copy)]
-pub enum Item {
-    Buffer(BufferId),
-    Vector(VectorId),
-    Matrix(MatrixId),
-}
-
 /// Uploads the weights and first contents of the items for which `wanted` is true. `progress` gets the bytes that the
 /// ring has uploaded so far.
 ///
@@ -143,7 +136,7 @@ pub fn upload(
 ) -> Result<()> {
     for (i, (vector, to)) in graph.vectors.iter().zip(&memory.vectors).enumerate() {
         if wanted(Item::Vector(i)) {
-            upload_vector(ring, vector, to, tensors)?;
+            ring.put_bytes(to, 0, bytemuck::cast_slice(&vector.values(tensors)?))?;
         }
     }
     for (i, (buffer, to)) in graph.buffers.iter().zip(&memory.buffers).enumerate() {
@@ -158,10 +151,6 @@ pub fn upload(
         }
     }
     ring.flush()
-}
-
-fn upload_vector(ring: &mut Ring, vector: &Vector, to: &wgpu::Buffer, tensors: &dyn Tensors) -> Result<()> {
-    ring.put_bytes(to, 0, bytemuck::cast_slice(&vector.values(tensors)?))
 }
 
 fn upload_fill(ring: &mut Ring, fill: &Fill, to: &wgpu::Buffer, tensors: &dyn Tensors) -> Result<()> {
@@ -216,73 +205,25 @@ fn upload_segment(
     if let Some(header) = geometry.header() {
         ring.put_bytes(&to.buffer, to.scales_at, &header.to_le_bytes())?;
     }
+    let put = &mut |offset: u64, len: usize, write: Write| ring.put(&to.buffer, offset, len, write);
     let least = (1..32).find(|&rows| geometry.may_begin_at(rows)).unwrap_or(32);
     let most = (RING_BYTES / 2 / geometry.widest_row_bytes() / 32 * 32).max(least);
     for rows in row_ranges(segment, sources, most) {
         let blocks = row_blocks(&segment.runs, rows.clone(), geometry.begin());
-        for region in Region::ALL {
-            let bytes = region.bytes(&blocks, sources);
-            if let Some(first) = blocks.first().filter(|_| bytes != 0) {
-                let at = region.offset(segment, to, sources, rows.start, first);
-                ring.put(&to.buffer, at, bytes.next_multiple_of(4), |out| {
-                    let (data, padding) = out.split_at_mut(bytes);
-                    padding.fill(0);
-                    region.write(&blocks, sources, data)
-                })?;
-            }
-        }
+        put_blocks(put, segment, to, sources, rows.start, &blocks)?;
         release(&blocks);
     }
-    if geometry.planes.has_column_scales() {
-        for (tensor, source) in sources.iter().enumerate() {
-            let at = to.scales_at + geometry.col_scale_offset(tensor) as u64;
-            ring.put(&to.buffer, at, geometry.groups() * 64, |out| source.col_scales(out))?;
-        }
+    for (tensor, source) in sources.iter().enumerate() {
+        put_col_scales(put, segment, to, tensor, source)?;
     }
     if geometry.planes.has_overlay() {
-        upload_overlay(ring, segment, to, sources)?;
+        put_overlay(put, to.scales_at, geometry.begin(), &segment.runs, sources)?;
+        // The end of the last row's entries.
+        let end = (geometry.begin().words + geometry.amount.words) as u32;
+        let at = to.scales_at + geometry.record_offset(geometry.rows) as u64;
+        ring.put_bytes(&to.buffer, at, &end.to_le_bytes())?;
     }
     Ok(())
-}
-
-/// Uploads overlay entries, and the word with the end of the last row's entries.
-fn upload_overlay(ring: &mut Ring, segment: &Segment, to: &SegmentBuffer, sources: &[Source]) -> Result<()> {
-    let geometry = segment.geometry;
-    let mut at = to.scales_at + geometry.begin().words as u64 * 4;
-    let mut bytes = Vec::new();
-    let mut send = |bytes: &mut Vec<u8>| {
-        let sent = ring.put_bytes(&to.buffer, at, bytes);
-        at += bytes.len() as u64;
-        bytes.clear();
-        sent
-    };
-    for run in &segment.runs {
-        let source = &sources[run.part];
-        for row in run.rows.clone() {
-            // One row adds at most 4 bytes for each column, which is far less than a staging buffer holds.
-            source.overlay(row, &mut bytes)?;
-            if bytes.len() >= RING_BYTES / 4 {
-                send(&mut bytes)?;
-            }
-        }
-        for byte in unused_entries(run.capacity.less(source.amount(run.rows.clone()))) {
-            bytes.push(byte);
-            if bytes.len() == RING_BYTES / 4 {
-                send(&mut bytes)?;
-            }
-        }
-    }
-    if !bytes.is_empty() {
-        send(&mut bytes)?;
-    }
-    let end = (geometry.begin().words + geometry.amount.words) as u32;
-    let at = to.scales_at + geometry.record_offset(geometry.rows) as u64;
-    ring.put_bytes(&to.buffer, at, &end.to_le_bytes())
-}
-
-/// Unused overlay entries, which fill the rest of the capacity.
-fn unused_entries(capacity: Amount) -> impl Iterator<Item = u8> {
-    (0..capacity.words).flat_map(|_| NO_ENTRY.to_le_bytes())
 }
 
 /// Overwrites run number `run` of a segment with as many rows of another tensor. `first` is the row of `source` that
@@ -297,55 +238,110 @@ pub fn overwrite_run(
     source: &Source,
     first: usize,
 ) -> Result<u64> {
-    let geometry = segment.geometry;
     let Some(old) = segment.runs.get(run) else {
         bail!(Internal, "run {run} of a segment with {} runs", segment.runs.len());
     };
-    let begin = first + segment.row0 as usize;
-    let rows = begin..begin + old.rows.len();
+    let (begin, count, capacity) = (first + segment.row0 as usize, old.rows.len(), old.capacity);
+    let rows = begin..begin + count;
     let amount = source.amount(rows.clone());
-    if !amount.fits(old.capacity) {
+    if !amount.fits(capacity) {
         bail!(
             Bounds,
-            "{} rows of an expert need {amount:?}, its slot has {:?}",
-            rows.len(),
-            old.capacity
+            "{count} rows of an expert need {amount:?}, its slot has {capacity:?}"
         );
     }
-    let new = Run {
-        part: 0,
-        rows,
-        capacity: old.capacity,
+    let mut sent = 0;
+    let put = &mut |offset: u64, len: usize, write: Write| {
+        let mut bytes = vec![0; len];
+        write(&mut bytes)?;
+        device.queue.write_buffer(&to.buffer, offset, &bytes);
+        sent += len as u64;
+        Ok(())
     };
     let (at, before) = segment.before(run);
-    let before = geometry.begin() + before;
-    let sources = std::slice::from_ref(source);
-    let blocks = row_blocks(std::slice::from_ref(&new), 0..new.rows.len(), before);
-    let mut sent = 0;
-    let mut send = |offset: u64, bytes: &[u8]| {
-        if !bytes.is_empty() {
-            device.queue.write_buffer(&to.buffer, offset, bytes);
-            sent += bytes.len() as u64;
-        }
-    };
-    for region in Region::ALL {
-        let mut bytes = vec![0; region.bytes(&blocks, sources)];
-        if let Some(first) = blocks.first().filter(|_| !bytes.is_empty()) {
-            region.write(&blocks, sources, &mut bytes)?;
-            send(region.offset(segment, to, sources, at, first), &bytes);
-        }
-    }
-    if geometry.planes.has_column_scales() {
-        let mut scales = vec![0; geometry.groups() * 64];
-        source.col_scales(&mut scales)?;
-        send(to.scales_at + geometry.col_scale_offset(run) as u64, &scales);
-    }
-    if geometry.planes.has_overlay() {
-        let mut entries = Vec::with_capacity(new.capacity.words * 4);
-        let mut rows = new.rows.clone();
-        rows.try_for_each(|row| source.overlay(row, &mut entries))?;
-        entries.extend(unused_entries(new.capacity.less(amount)));
-        send(to.scales_at + before.words as u64 * 4, &entries);
+    let before = segment.geometry.begin() + before;
+    let sources = slice::from_ref(source);
+    let runs = [Run {
+        part: 0,
+        rows,
+        capacity,
+    }];
+    put_blocks(put, segment, to, sources, at, &row_blocks(&runs, 0..count, before))?;
+    put_col_scales(put, segment, to, run, source)?;
+    if segment.geometry.planes.has_overlay() {
+        put_overlay(put, to.scales_at, before, &runs, sources)?;
     }
     Ok(sent)
+}
+
+/// Writes all bytes of a slice.
+type Write<'w> = &'w mut dyn FnMut(&mut [u8]) -> Result<()>;
+/// Gives a number of bytes to a writer, and puts them at an offset of a segment's buffer.
+type Put<'p> = dyn FnMut(u64, usize, Write) -> Result<()> + 'p;
+
+/// Puts consecutive blocks. `row`: index of the first row among the stored rows.
+fn put_blocks(
+    put: &mut Put,
+    segment: &Segment,
+    to: &SegmentBuffer,
+    sources: &[Source],
+    row: usize,
+    blocks: &[RowBlock],
+) -> Result<()> {
+    for region in Region::ALL {
+        let bytes = region.bytes(blocks, sources);
+        if let Some(first) = blocks.first().filter(|_| bytes != 0) {
+            let at = region.offset(segment, to, sources, row, first);
+            put(at, bytes.next_multiple_of(4), &mut |out| {
+                let (data, padding) = out.split_at_mut(bytes);
+                padding.fill(0);
+                region.write(blocks, sources, data)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts the column scales of the segment's tensor or run of this number, in layouts that have them.
+fn put_col_scales(put: &mut Put, segment: &Segment, to: &SegmentBuffer, number: usize, source: &Source) -> Result<()> {
+    let geometry = segment.geometry;
+    if !geometry.planes.has_column_scales() {
+        return Ok(());
+    }
+    let at = to.scales_at + geometry.col_scale_offset(number) as u64;
+    put(at, geometry.groups() * 64, &mut |out| source.col_scales(out))
+}
+
+/// Puts the overlay entries of runs, and unused entries in the rest of their capacities. `before`: what is stored before.
+fn put_overlay(put: &mut Put, scales_at: u64, before: Amount, runs: &[Run], sources: &[Source]) -> Result<()> {
+    let mut at = scales_at + before.words as u64 * 4;
+    let mut bytes = Vec::new();
+    let mut send = |bytes: &mut Vec<u8>| -> Result<()> {
+        put(at, bytes.len(), &mut |out| {
+            out.copy_from_slice(bytes);
+            Ok(())
+        })?;
+        at += bytes.len() as u64;
+        bytes.clear();
+        Ok(())
+    };
+    for run in runs {
+        let source = &sources[run.part];
+        let unused = run.capacity.less(source.amount(run.rows.clone())).words;
+        let rows = run.rows.clone().map(Some);
+        for row in rows.chain(std::iter::repeat_n(None, unused)) {
+            // One row adds at most 4 bytes for each column, which is far less than a staging buffer holds.
+            match row {
+                Some(row) => source.overlay(row, &mut bytes)?,
+                None => bytes.extend(NO_ENTRY.to_le_bytes()),
+            }
+            if bytes.len() >= RING_BYTES / 4 {
+                send(&mut bytes)?;
+            }
+        }
+    }
+    match bytes.is_empty() {
+        true => Ok(()),
+        false => send(&mut bytes),
+    }
 }

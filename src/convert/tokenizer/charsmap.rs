@@ -4,17 +4,12 @@
 //! has a label in bits 0–7 and 31, a flag that a key ends here in bit 8, and the offset of its children in bits 9–31. Where a
 //! key ends, child 0 holds the position of its replacement.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Result, error};
 use std::collections::HashSet;
 
 /// Errors: `Tokenizer` for a table that leads out of bounds for some text.
 pub(super) fn check(table: &[u8]) -> Result<()> {
-    let bad = |what: &str| {
-        Error::new(
-            Kind::Tokenizer,
-            format!("metadata key 'tokenizer.ggml.precompiled_charsmap': {what}"),
-        )
-    };
+    let bad = |what| error!(Tokenizer, "metadata key 'tokenizer.ggml.precompiled_charsmap': {what}");
     let Some((size, rest)) = table.split_first_chunk() else {
         return Err(bad("it is too short to hold its length"));
     };
@@ -23,15 +18,10 @@ pub(super) fn check(table: &[u8]) -> Result<()> {
         return Err(bad("it is shorter than its length field says"));
     };
     let replacements = std::str::from_utf8(replacements).map_err(|_| bad("the replacements are not UTF-8"))?;
-    let units: Vec<usize> = trie
-        .chunks_exact(4)
-        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize)
-        .collect();
-    let unit = |at: usize| {
-        units
-            .get(at)
-            .copied()
-            .ok_or_else(|| bad("a unit has children out of bounds"))
+    let (units, _) = trie.as_chunks();
+    let unit = |at: usize| match units.get(at) {
+        Some(unit) => Ok(u32::from_le_bytes(*unit) as usize),
+        None => Err(bad("a unit has children out of bounds")),
     };
     let children = |unit: usize| (unit >> 10) << ((unit & 1 << 9) >> 6);
     let mut pending = vec![children(unit(0)?)];

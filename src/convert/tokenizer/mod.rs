@@ -10,7 +10,7 @@ mod splitters;
 mod unigram;
 mod vocabulary;
 
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail, error};
 use crate::format::gguf::Metadata;
 use serde_json::{Map, Value};
 use vocabulary::Vocabulary;
@@ -38,7 +38,7 @@ pub(super) fn read(metadata: &Metadata, bytes: &[u8]) -> Result<Tokens> {
         });
     };
     let vocabulary = Vocabulary::read(metadata, bytes)?;
-    let tokenizer = match model {
+    let rebuilt = match model {
         "gpt2" => byte_level::rebuild(metadata, bytes, &vocabulary)?,
         "llama" => sentence_piece::rebuild(metadata, bytes, &vocabulary)?,
         "t5" => unigram::rebuild(metadata, bytes, &vocabulary)?,
@@ -47,19 +47,15 @@ pub(super) fn read(metadata: &Metadata, bytes: &[u8]) -> Result<Tokens> {
             "metadata key 'tokenizer.ggml.model' is '{other}'; known are gpt2, llama and t5"
         ),
     };
-    let vocab = serde_json::to_vec(&tokenizer).map_err(|err| {
-        Error::new(
-            Kind::Tokenizer,
-            format!("the rebuilt tokenizer is not valid JSON: {err}"),
-        )
-    })?;
+    let document = vocabulary.document(metadata, rebuilt)?;
+    let vocab = serde_json::to_vec(&document);
+    let vocab = vocab.map_err(|err| error!(Tokenizer, "the rebuilt tokenizer is not valid JSON: {err}"))?;
     // Readers of the container load it later; an error here can still name the source.
     tokenizers::Tokenizer::from_bytes(&vocab)
-        .map_err(|err| Error::new(Kind::Tokenizer, format!("the file's tokenizer does not work: {err}")))?;
-    let config = vocabulary.config(metadata, &mut notes)?;
+        .map_err(|err| error!(Tokenizer, "the file's tokenizer does not work: {err}"))?;
     Ok(Tokens {
         vocab: Some(vocab),
-        config,
+        config: vocabulary.config(metadata, &mut notes)?,
         notes,
     })
 }

@@ -2,14 +2,14 @@
 //!
 //! Blanks become `▁`; characters that are not tokens fall back to the tokens of their bytes.
 
-use super::vocabulary::{CONTROL, UNKNOWN, USER_DEFINED, Vocabulary};
+use super::vocabulary::{CONTROL, Rebuilt, UNKNOWN, USER_DEFINED, Vocabulary};
 use crate::error::{Result, bail};
 use crate::format::gguf::Metadata;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::HashMap;
 
 /// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` for missing scores and for whitespace handling that is not supported.
-pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Value> {
+pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Rebuilt> {
     let flag = |key: &str, default: bool| metadata.bool(key).map(|flag| flag.unwrap_or(default));
     if flag("tokenizer.ggml.remove_extra_whitespaces", false)? {
         bail!(
@@ -33,29 +33,19 @@ pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary
     if prefix {
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
-    let unknown = vocabulary
-        .used()
-        .find(|&(_, _, kind)| kind == UNKNOWN)
-        .map(|(_, text, _)| text);
-    let template = vocabulary.template(
-        flag("tokenizer.ggml.add_bos_token", true)?,
-        flag("tokenizer.ggml.add_eos_token", false)?,
-    )?;
-    Ok(json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": vocabulary.added(),
-        "normalizer": normalizer,
-        "pre_tokenizer": null,
-        "post_processor": template,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": vocabulary.ids(), "merges": merges_of_scores(vocabulary, &scores),
-        },
-    }))
+    let unknown = vocabulary.used().find(|&(_, _, kind)| kind == UNKNOWN);
+    Ok(Rebuilt {
+        normalizer: Some(normalizer),
+        pre_tokenizer: None,
+        decoder: json!({"type": "Sequence", "decoders": decoders}),
+        model: json!({
+            "type": "BPE", "dropout": null, "unk_token": unknown.map(|(_, text, _)| text),
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+            "ignore_merges": false, "vocab": vocabulary.ids(), "merges": merges_of_scores(vocabulary, &scores),
+        }),
+        bos: true,
+        eos: false,
+    })
 }
 
 /// All merges: every split of a token into two tokens, ordered by descending score, then by the length of the left part and of

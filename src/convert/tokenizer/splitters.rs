@@ -29,23 +29,29 @@ pub(super) struct Splitter {
     pub starts: bool,
 }
 
+/// The entry of a table whose names, separated by blanks, include `name`.
+fn find<T>(table: &'static [(&str, T)], name: &str) -> Option<&'static T> {
+    let row = table
+        .iter()
+        .find(|(names, _)| names.split(' ').any(|known| known == name));
+    row.map(|(_, entry)| entry)
+}
+
 impl Splitter {
-    /// The row of a name in files.
+    /// The pre-tokenizer of a name in files.
     pub fn of(name: &str) -> Option<&'static Splitter> {
-        NAMES
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, splitter)| splitter)
+        find(NAMES, name)
     }
 
     /// Why a known name is not supported.
     pub fn refusal(name: &str) -> Option<&'static str> {
-        REFUSED.iter().find(|(known, _)| *known == name).map(|&(_, why)| why)
+        find(REFUSED, name).copied()
     }
 
     /// All names, for error messages.
     pub fn names() -> String {
-        NAMES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+        let names = NAMES.iter().flat_map(|(names, _)| names.split(' '));
+        names.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -58,102 +64,63 @@ const fn by(steps: &'static [Step]) -> Splitter {
     }
 }
 
-const fn composed(splitter: Splitter) -> Splitter {
-    Splitter { nfc: true, ..splitter }
+const fn composed(mut splitter: Splitter) -> Splitter {
+    splitter.nfc = true;
+    splitter
 }
 
-const fn whole(splitter: Splitter) -> Splitter {
-    Splitter {
-        whole_first: true,
-        ..splitter
-    }
+const fn whole(mut splitter: Splitter) -> Splitter {
+    splitter.whole_first = true;
+    splitter
 }
 
-const fn started(splitter: Splitter) -> Splitter {
-    Splitter {
-        starts: true,
-        ..splitter
-    }
+const fn started(mut splitter: Splitter) -> Splitter {
+    splitter.starts = true;
+    splitter
 }
 
-/// The names in files, and the pre-tokenizers they stand for.
+/// The names in files, separated by blanks, and the pre-tokenizers they stand for.
 const NAMES: &[(&str, Splitter)] = &[
-    ("gpt-2", WORDS),
-    ("phi-2", WORDS),
-    ("mpt", composed(WORDS)),
-    ("olmo", composed(WORDS)),
-    ("jais", WORDS),
-    ("trillion", WORDS),
-    ("granite-docling", WORDS),
-    ("exaone4", WORDS),
-    ("gigachat", WORDS),
-    ("a.x-4.0", WORDS),
-    ("mellum", WORDS),
-    ("modern-bert", WORDS),
-    ("jina-es", WORDS),
-    ("jina-de", WORDS),
-    ("jina-v2-es", WORDS),
-    ("jina-v2-de", WORDS),
-    ("smollm", DIGIT_WORDS),
-    ("starcoder", DIGIT_WORDS),
-    ("refact", DIGIT_WORDS),
+    (
+        "gpt-2 phi-2 jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert jina-es jina-de \
+         jina-v2-es jina-v2-de",
+        WORDS,
+    ),
+    ("mpt olmo", composed(WORDS)),
+    (
+        "smollm starcoder refact codeshell exaone minerva-7b mellum2",
+        DIGIT_WORDS,
+    ),
     ("command-r", composed(DIGIT_WORDS)),
-    ("codeshell", DIGIT_WORDS),
-    ("exaone", DIGIT_WORDS),
-    ("minerva-7b", DIGIT_WORDS),
-    ("mellum2", DIGIT_WORDS),
-    ("llama-bpe", started(whole(LLAMA3))),
-    ("llama3", started(whole(LLAMA3))),
-    ("llama-v3", started(whole(LLAMA3))),
-    ("falcon3", started(whole(LLAMA3))),
-    ("falcon-h1", started(whole(LLAMA3))),
-    ("pixtral", started(whole(LLAMA3))),
-    ("midm-2.0", started(whole(LLAMA3))),
-    ("lfm2", started(whole(LLAMA3))),
-    ("jina-v5-nano", started(whole(LLAMA3))),
-    ("dbrx", LLAMA3),
-    ("smaug-bpe", LLAMA3),
-    ("glm4", LLAMA3),
-    ("chatglm-bpe", LLAMA3),
+    (
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        started(whole(LLAMA3)),
+    ),
+    ("dbrx smaug-bpe glm4 chatglm-bpe", LLAMA3),
     (
         "minicpm5",
         whole(by(&[Regex(THREE_DIGITS), Regex(LONG_NUMBERS), Letters])),
     ),
     ("jais-2", by(&[Regex(JAIS2), Letters])),
-    ("qwen2", composed(QWEN2)),
-    ("deepseek-r1-qwen", composed(QWEN2)),
-    ("megrez", QWEN2),
-    ("kormo", QWEN2),
-    ("f2llmv2", QWEN2),
-    ("stablelm2", QWEN2),
-    ("hunyuan", QWEN2),
-    ("solar-open", QWEN2),
-    ("grok-2", QWEN2),
+    ("qwen2 deepseek-r1-qwen", composed(QWEN2)),
+    (
+        "megrez kormo f2llmv2 stablelm2 hunyuan solar-open grok-2 bailingmoe bailingmoe2 llada-moe",
+        QWEN2,
+    ),
     ("laguna", by(&[Regex(LINES), Regex(ONE_DIGIT), Letters])),
     ("ufakzeka", by(&[Regex(NO_CONTRACTIONS), Letters])),
     ("seed-coder", by(&[Regex(SEED_CODER), Letters])),
-    ("bailingmoe", QWEN2),
-    ("bailingmoe2", QWEN2),
-    ("llada-moe", QWEN2),
     ("exaone-moe", by(&[Regex(EXAONE_MOE), Letters])),
     ("qwen35", composed(by(&[Regex(WITH_MARKS), Letters]))),
     ("tekken", started(whole(by(&[Regex(TEKKEN), Letters])))),
-    ("gpt-4o", GPT4O),
-    ("llama4", GPT4O),
-    ("kanana2", GPT4O),
-    ("talkie", GPT4O),
-    ("minimax-m2", GPT4O),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", GPT4O),
     ("granite-embed-multi-97m", whole(GPT4O)),
-    ("tiny_aya", AYA),
-    ("cohere2moe", AYA),
+    ("tiny_aya cohere2moe", AYA),
     ("kimi-k2", by(&[Regex(KIMI), Letters])),
     ("youtu", whole(by(&[Regex(YOUTU_SCRIPTS), Regex(CASED_DIGIT), Letters]))),
     ("deepseek-llm", DEEPSEEK_LLM),
     ("deepseek-coder", DEEPSEEK_CODER),
-    ("deepseek-v3", DEEPSEEK3),
-    ("hunyuan-dense", DEEPSEEK3),
-    ("joyai-llm", DEEPSEEK3),
-    ("hy_v4", DEEPSEEK3),
+    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", DEEPSEEK3),
     ("spark2_5", SPARK),
     (
         "afmoe",
@@ -164,9 +131,7 @@ const NAMES: &[(&str, Splitter)] = &[
         "default",
         by(&[Regex(MARKS), Regex(GPT2), Regex(r"\p{N}+"), Regex(TRIPLE), Letters]),
     ),
-    ("poro-chat", by(&[Regex(BLOOM), Letters])),
-    ("bloom", by(&[Regex(BLOOM), Letters])),
-    ("gpt3-finnish", by(&[Regex(BLOOM), Letters])),
+    ("poro-chat bloom gpt3-finnish", by(&[Regex(BLOOM), Letters])),
     ("viking", by(&[Regex(BLOOM), Digits, Letters])),
     (
         "superbpe",
@@ -177,16 +142,15 @@ const NAMES: &[(&str, Splitter)] = &[
 
 /// Names of tokenizers that are not supported, with the reason.
 const REFUSED: &[(&str, &str)] = &[
-    ("gemma4", CHARACTERS),
-    ("sarvam-moe", CHARACTERS),
-    ("granite-embed-multi-311m", CHARACTERS),
-    ("whitespace", CHARACTERS),
-    ("jina-v1-en", SEPARATED),
-    ("jina-v2-code", SEPARATED),
-    ("roberta-bpe", SEPARATED),
+    (
+        "gemma4 sarvam-moe granite-embed-multi-311m whitespace",
+        "its merges are of characters; only merges of bytes are supported",
+    ),
+    (
+        "jina-v1-en jina-v2-code roberta-bpe",
+        "it ends texts with a separator, as models do that do not generate text",
+    ),
 ];
-const CHARACTERS: &str = "its merges are of characters; only merges of bytes are supported";
-const SEPARATED: &str = "it ends texts with a separator, as models do that do not generate text";
 
 const WORDS: Splitter = by(&[Words]);
 const DIGIT_WORDS: Splitter = by(&[Digits, Words]);

@@ -3,13 +3,14 @@
 //! Text is normalised by a table in the file, if there is one; blanks become `▁`.
 
 use super::charsmap;
-use super::vocabulary::{BYTE, UNKNOWN, UNUSED, Vocabulary};
+use super::vocabulary::{BYTE, Rebuilt, UNKNOWN, UNUSED, Vocabulary};
 use crate::error::{Result, bail};
+use crate::format::base64;
 use crate::format::gguf::{Metadata, shortest};
 use serde_json::{Value, json};
 
 /// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` when scores or the unknown token are missing.
-pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Value> {
+pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Rebuilt> {
     let flag = |key: &str, default: bool| metadata.bool(key).map(|flag| flag.unwrap_or(default));
     let scores = vocabulary.scores(metadata, bytes)?;
     let Some((unknown, _, _)) = vocabulary.used().find(|&(_, _, kind)| kind == UNKNOWN) else {
@@ -41,34 +42,12 @@ pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary
     };
     let blanks = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
     let byte_fallback = vocabulary.used().filter(|&(_, _, kind)| kind == BYTE).count() == 256;
-    let template = vocabulary.template(
-        flag("tokenizer.ggml.add_bos_token", false)?,
-        flag("tokenizer.ggml.add_eos_token", true)?,
-    )?;
-    Ok(json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": vocabulary.added(),
-        "normalizer": (!normalizers.is_empty()).then(|| json!({"type": "Sequence", "normalizers": normalizers})),
-        "pre_tokenizer": blanks,
-        "post_processor": template,
-        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, blanks]},
-        "model": {"type": "Unigram", "unk_id": unknown, "vocab": pieces, "byte_fallback": byte_fallback},
-    }))
-}
-
-/// Base64 of RFC 4648, section 4.
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for place in 0..4 {
-            let letter = LETTERS[(bits >> (18 - 6 * place) & 63) as usize];
-            out.push(if place > chunk.len() { '=' } else { char::from(letter) });
-        }
-    }
-    out
+    Ok(Rebuilt {
+        normalizer: (!normalizers.is_empty()).then(|| json!({"type": "Sequence", "normalizers": normalizers})),
+        decoder: json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, blanks]}),
+        pre_tokenizer: Some(blanks),
+        model: json!({"type": "Unigram", "unk_id": unknown, "vocab": pieces, "byte_fallback": byte_fallback}),
+        bos: false,
+        eos: true,
+    })
 }

@@ -1,6 +1,6 @@
 //! The tokens of a GGUF file.
 
-use crate::error::{Result, bail};
+use crate::error::{Result, bail, error};
 use crate::format::gguf::Metadata;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
@@ -16,12 +16,41 @@ const END_OF_TURN: [&str; 7] = [
     "<|end_of_text|>",
 ];
 
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const KINDS: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+
 /// Kinds of tokens, by the numbers in the file.
 pub(super) const UNKNOWN: i64 = 2;
 pub(super) const CONTROL: i64 = 3;
 pub(super) const USER_DEFINED: i64 = 4;
 pub(super) const UNUSED: i64 = 5;
 pub(super) const BYTE: i64 = 6;
+
+/// The value of a key. Errors: `Tokenizer` when it is missing.
+pub(super) fn need<T>(key: &str, value: Option<T>) -> Result<T> {
+    value.ok_or_else(|| error!(Tokenizer, "metadata key '{key}' is missing"))
+}
+
+/// The values of a key, one for each of `tokens` tokens. Errors: `Tokenizer` when they are missing or their number differs.
+fn one_each<T>(tokens: usize, what: &str, key: &str, values: Option<Vec<T>>) -> Result<Vec<T>> {
+    let values = need(key, values)?;
+    if values.len() != tokens {
+        bail!(Tokenizer, "{tokens} tokens have {} {what} in '{key}'", values.len());
+    }
+    Ok(values)
+}
+
+/// The parts of `tokenizer.json` in which kinds of tokenizers differ.
+pub(super) struct Rebuilt {
+    pub normalizer: Option<Value>,
+    pub pre_tokenizer: Option<Value>,
+    pub decoder: Value,
+    pub model: Value,
+    /// Whether texts have a start token, and an end token, unless the file says otherwise.
+    pub bos: bool,
+    pub eos: bool,
+}
 
 /// The tokens of a file.
 pub(super) struct Vocabulary<'a> {
@@ -37,21 +66,8 @@ pub(super) struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     /// Errors: `Tokenizer` for missing or inconsistent keys, `Parse` for keys of the wrong type.
     pub fn read(metadata: &Metadata, bytes: &'a [u8]) -> Result<Vocabulary<'a>> {
-        let Some(texts) = metadata.strings("tokenizer.ggml.tokens", bytes)? else {
-            bail!(Tokenizer, "metadata key 'tokenizer.ggml.tokens' is missing");
-        };
-        let kinds = match metadata.integers("tokenizer.ggml.token_type", bytes)? {
-            Some(kinds) => kinds,
-            None => bail!(Tokenizer, "metadata key 'tokenizer.ggml.token_type' is missing"),
-        };
-        if kinds.len() != texts.len() {
-            bail!(
-                Tokenizer,
-                "{} tokens have {} kinds in 'tokenizer.ggml.token_type'",
-                texts.len(),
-                kinds.len()
-            );
-        }
+        let texts = need(TOKENS, metadata.strings(TOKENS, bytes)?)?;
+        let kinds = one_each(texts.len(), "kinds", KINDS, metadata.integers(KINDS, bytes)?)?;
         let mut seen = HashSet::new();
         if let Some((id, text)) = texts.iter().enumerate().find(|(_, text)| !seen.insert(**text)) {
             bail!(Tokenizer, "token {id}, '{text}', occurs twice");
@@ -62,11 +78,10 @@ impl<'a> Vocabulary<'a> {
         let id = |key: &str| -> Result<Option<u64>> {
             let id = metadata.unsigned(key)?;
             match id.filter(|&id| id >= texts.len() as u64) {
-                Some(id) => bail!(
-                    Tokenizer,
-                    "metadata key '{key}' is {id}, but there are {} tokens",
-                    texts.len()
-                ),
+                Some(id) => {
+                    let count = texts.len();
+                    bail!(Tokenizer, "metadata key '{key}' is {id}, but there are {count} tokens")
+                }
                 None => Ok(id),
             }
         };
@@ -95,7 +110,7 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// The tokens that are matched in the text before it is split. All are special except those defined by the user.
-    pub fn added(&self) -> Vec<Value> {
+    fn added(&self) -> Vec<Value> {
         let added = self
             .used()
             .filter(|&(_, _, kind)| matches!(kind, UNKNOWN | CONTROL | USER_DEFINED));
@@ -116,22 +131,11 @@ impl<'a> Vocabulary<'a> {
 
     /// The score of every token. Errors: `Tokenizer` when they are missing or their number differs.
     pub fn scores(&self, metadata: &Metadata, bytes: &[u8]) -> Result<Vec<f32>> {
-        let Some(scores) = metadata.floats("tokenizer.ggml.scores", bytes)? else {
-            bail!(Tokenizer, "metadata key 'tokenizer.ggml.scores' is missing");
-        };
-        if scores.len() != self.texts.len() {
-            bail!(
-                Tokenizer,
-                "{} tokens have {} scores in 'tokenizer.ggml.scores'",
-                self.texts.len(),
-                scores.len()
-            );
-        }
-        Ok(scores)
+        one_each(self.texts.len(), "scores", SCORES, metadata.floats(SCORES, bytes)?)
     }
 
     /// The step that puts start and end tokens around a text; `None` if there are none.
-    pub fn template(&self, bos: bool, eos: bool) -> Result<Option<Value>> {
+    fn template(&self, bos: bool, eos: bool) -> Result<Option<Value>> {
         let mut special = Map::new();
         let mut piece = |wanted: bool, id: Option<u64>, what: &str, type_id: u8| -> Result<Option<Value>> {
             if !wanted {
@@ -163,22 +167,36 @@ impl<'a> Vocabulary<'a> {
         Ok((bos || eos).then_some(step))
     }
 
+    /// `tokenizer.json`.
+    pub fn document(&self, metadata: &Metadata, rebuilt: Rebuilt) -> Result<Value> {
+        let bos = metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(rebuilt.bos);
+        let eos = metadata.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(rebuilt.eos);
+        Ok(json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": self.added(),
+            "normalizer": rebuilt.normalizer,
+            "pre_tokenizer": rebuilt.pre_tokenizer,
+            "post_processor": self.template(bos, eos)?,
+            "decoder": rebuilt.decoder,
+            "model": rebuilt.model,
+        }))
+    }
+
     /// The header's `tokenizer_config`.
     pub fn config(&self, metadata: &Metadata, notes: &mut Vec<String>) -> Result<Map<String, Value>> {
         let mut config = Map::new();
         if let Some(template) = metadata.string("tokenizer.chat_template")? {
             config.insert("chat_template".into(), template.into());
         }
-        let mut others: Vec<&str> = metadata
-            .keys()
+        let others = metadata.keys();
+        let mut others: Vec<&str> = others
             .filter_map(|key| key.strip_prefix("tokenizer.chat_template."))
             .collect();
         others.sort_unstable();
-        notes.extend(
-            others
-                .iter()
-                .map(|name| format!("chat template '{name}' is left out; only the default is kept")),
-        );
+        let left_out = |name| format!("chat template '{name}' is left out; only the default is kept");
+        notes.extend(others.into_iter().map(left_out));
         let mut stops: Vec<u64> = self.eos.into_iter().collect();
         for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
             stops.extend(metadata.unsigned(key)?);
