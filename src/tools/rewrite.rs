@@ -69,7 +69,23 @@ pub(super) struct NewFile<'a> {
     pub per_loop: bool,
 }
 
-impl NewFile<'_> {
+impl<'a> NewFile<'a> {
+    /// A file with the tokenizer of a model, but without its masks.
+    pub fn unmasked(
+        model: &'a CmfContainer,
+        header: Map<String, Value>,
+        tensors: Vec<NewTensor<'a>>,
+    ) -> Result<NewFile<'a>> {
+        let (vocab, masks, index) = (model.sections()?.vocab, None, None);
+        let sections = Sections { vocab, masks, index };
+        Ok(NewFile {
+            header,
+            tensors,
+            sections,
+            per_loop: false,
+        })
+    }
+
     /// Bytes to read for all tensors.
     fn source_bytes(&self) -> u64 {
         self.tensors.iter().map(NewTensor::source_bytes).sum()

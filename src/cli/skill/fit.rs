@@ -7,7 +7,7 @@ use cmf_gpu::engine::incomparable;
 use cmf_gpu::error::escape;
 use cmf_gpu::options::TaskChoice;
 use cmf_gpu::source::ModelSource;
-use cmf_gpu::tools::registry::set_selection;
+use cmf_gpu::tools::skill::set_selection;
 use cmf_gpu::{Error, Kind, LoadOptions, routing};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

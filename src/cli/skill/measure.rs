@@ -5,7 +5,7 @@ use crate::cli::context::{Context, Outcome, Result};
 use crate::cli::model;
 use crate::cli::ppl::{CTX_HELP, Windows, tokens};
 use cmf_gpu::source::NO_TASK;
-use cmf_gpu::tools::registry::set_quality;
+use cmf_gpu::tools::skill::set_quality;
 use serde_json::json;
 use std::path::PathBuf;
 
