@@ -1,29 +1,22 @@
 //! Flags that several commands share, and the parsing of their values.
 
-use super::context::{Context, usage};
+use super::context::Context;
 use super::model::ModelArgs;
 use super::output::{Output, size};
 use super::overlay::{self, OverlayArgs};
 use clap::Args;
-use cmf_gpu::engine::{DeviceReport, LoadProgress};
+use cmf_gpu::engine::DeviceReport;
 use cmf_gpu::options::{DeviceChoice, Kv, Speculation, TaskChoice};
 use cmf_gpu::source::ModelSource;
-use cmf_gpu::{Engine, Error, Kind, LoadOptions, Result};
+use cmf_gpu::{Engine, Error, LoadOptions, Result};
 use serde_json::{Value, json};
-use std::fs::File;
-use std::io::Read;
-use std::ops::ControlFlow;
-use std::path::Path;
 use std::str::FromStr;
-
-/// Most bytes of a text file.
-const MAX_TEXT: u64 = 64 << 20;
 
 /// Which device runs the model, and with how much memory.
 #[derive(Args)]
 pub struct DeviceArgs {
     /// auto, gpu, cpu, software, an index in the list of devices, or a part of a name
-    #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = device, hide_env_values = true)]
+    #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = parsed::<DeviceChoice>, hide_env_values = true)]
     device: DeviceChoice,
     /// Length of the context in tokens; 0 = the length the model was trained for [default: that, at most 4096]
     #[arg(
@@ -59,7 +52,7 @@ pub struct DeviceArgs {
 pub struct TaskArgs {
     /// The task whose mask is active, none = the full model [default: the task of the active skill, else the file's default
     /// task, if it has a mask]
-    #[arg(long, value_name = "NAME", value_parser = task)]
+    #[arg(long, value_name = "NAME", value_parser = parsed::<TaskChoice>)]
     task: Option<TaskChoice>,
 }
 
@@ -103,8 +96,8 @@ impl DeviceArgs {
     }
 }
 
-fn device(text: &str) -> Result<DeviceChoice, String> {
-    // The parser puts the flag in front of the message.
+/// The value of an option. Errors: the message without its kind; the parser puts the flag in front of it.
+pub fn parsed<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|err: Error| err.message)
 }
 
@@ -137,32 +130,15 @@ fn kv(text: &str) -> Result<Kv, String> {
     }
 }
 
-fn task(text: &str) -> Result<TaskChoice, String> {
-    text.parse().map_err(|err: Error| err.message)
-}
-
 /// Loads a model with a progress bar, and prints the device, the skills and the task. The first Ctrl-C cancels it.
 pub fn load(source: ModelSource, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
-    let engine = with_progress(context, |progress| Engine::open(source, options, progress))?;
+    let engine = context.cancellable("loading", |progress| Engine::open(source, options, progress))?;
     announce(engine.device_report(), engine.load_s(), &context.out);
     overlay::announce(&engine, &context.out);
     if let Some(task) = engine.task() {
         context.out.note(format!("task {task}"));
     }
     Ok(engine)
-}
-
-/// Calls `load` with a progress bar; the first Ctrl-C cancels it.
-pub fn with_progress<T>(context: &mut Context, load: impl FnOnce(LoadProgress) -> Result<T>) -> Result<T> {
-    let cancel = context.interrupt.graceful();
-    let mut bar = context.out.progress("loading", true);
-    load(&mut |done, total| {
-        bar.set(done, total);
-        match cancel.is_cancelled() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    })
 }
 
 /// Prints the notices of loading, the device and its memory.
@@ -208,31 +184,6 @@ pub struct Tokens(pub Vec<u32>);
 /// Token ids in the form that [`token_list`] reads.
 pub fn show_tokens(tokens: &[u32]) -> String {
     tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
-/// A text file, `-` for stdin. Errors: `Io`; `Parse` when it is not UTF-8; `Usage` when it is too long.
-pub fn read_text(path: &Path) -> Result<String> {
-    if path == Path::new("-") {
-        return read_stream(std::io::stdin().lock(), Path::new("stdin"));
-    }
-    let file = File::open(path).map_err(|err| Error::io(path, &err))?;
-    read_stream(file, path)
-}
-
-fn read_stream(stream: impl Read, path: &Path) -> Result<String> {
-    let mut bytes = Vec::new();
-    stream
-        .take(MAX_TEXT + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|err| Error::io(path, &err))?;
-    let shown = path.display();
-    if bytes.len() as u64 > MAX_TEXT {
-        return Err(usage(format!("{shown}: longer than {}", size(MAX_TEXT))));
-    }
-    String::from_utf8(bytes).map_err(|err| {
-        let at = err.utf8_error().valid_up_to();
-        Error::new(Kind::Parse, format!("{shown}: not UTF-8 at byte {at}"))
-    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `mask`: lists the task masks of a model, or describes one of them layer by layer.
 
-use super::context::{Context, Outcome, Result};
+use super::context::{Context, Result};
 use super::model::open_cmf;
 use cmf_gpu::error::escape;
 use cmf_gpu::format::cmf::CmfContainer;
@@ -63,32 +63,20 @@ pub fn describe(container: &CmfContainer) -> Vec<Value> {
 
 fn list(container: &CmfContainer, context: &mut Context) -> Result {
     let masks = describe(container);
-    if context.out.json {
-        let default = container.masks().and_then(|masks| masks.default_task.clone());
-        context
-            .out
-            .json(&json!({"masks": masks, "default_task": default, "by_loop": container.has_loop_masks()}))?;
-        return Ok(Outcome::Done);
-    }
-    for mask in masks {
+    let line = |mask: &Value| {
         let text = |name: &str| mask[name].as_str().unwrap_or_default().to_owned();
-        let marks = [("default", "default"), ("open", "open"), ("experts", "experts")];
-        let marks: Vec<&str> = marks
+        let marks = ["default", "open", "experts"]
             .into_iter()
-            .filter(|(name, _)| mask[*name] == true)
-            .map(|(_, mark)| mark)
-            .collect();
-        let line = format!(
-            "{}  sparsity {}  quality {}  {}  {}",
-            text("name"),
-            mask["sparsity"],
-            mask["quality"],
-            marks.join(","),
-            text("description")
-        );
-        context.out.line(escape(line.trim_end().to_owned()))?;
-    }
-    Ok(Outcome::Done)
+            .filter(|mark| mask[mark] == true);
+        let marks = marks.collect::<Vec<_>>().join(",");
+        let (name, description) = (text("name"), text("description"));
+        let (sparsity, quality) = (&mask["sparsity"], &mask["quality"]);
+        let line = format!("{name}  sparsity {sparsity}  quality {quality}  {marks}  {description}");
+        escape(line.trim_end().to_owned())
+    };
+    let default = container.masks().and_then(|masks| masks.default_task.clone());
+    let object = json!({"masks": masks, "default_task": default, "by_loop": container.has_loop_masks()});
+    context.answer(object, masks.iter().map(line))
 }
 
 fn show(container: &CmfContainer, task: &str, context: &mut Context) -> Result {
@@ -97,47 +85,40 @@ fn show(container: &CmfContainer, task: &str, context: &mut Context) -> Result {
     let shape = mask.shape();
     let rows: Vec<Value> = (0..shape.rows).map(|index| row(mask, index)).collect();
     let totals = Totals::of(mask);
-    if context.out.json {
-        context.out.json(&json!({
-            "name": mask.name,
-            "task_id": mask.task_id,
-            "description": mask.description,
-            "sparsity": mask.sparsity,
-            "quality": mask.quality,
-            "open": mask.is_open(),
-            "shape": {
-                "layers": shape.layers, "rows": shape.rows, "ffn": shape.ffn, "heads": shape.heads, "experts": shape.experts
-            },
-            "ffn_off": totals.neurons,
-            "heads_off": totals.heads,
-            "layers_off": totals.layers,
-            "experts_off": totals.experts,
-            "layers": rows,
-        }))?;
-        return Ok(Outcome::Done);
-    }
-    for row in &rows {
-        let experts = match mask.has_experts() {
-            true => format!("  experts {}/{}", row["experts"], shape.experts),
-            false => String::new(),
-        };
-        context.out.line(format!(
-            "layer {}{}  {}  neurons {}/{}  heads {}/{}{experts}",
+    let object = json!({
+        "name": mask.name,
+        "task_id": mask.task_id,
+        "description": mask.description,
+        "sparsity": mask.sparsity,
+        "quality": mask.quality,
+        "open": mask.is_open(),
+        "shape": {
+            "layers": shape.layers, "rows": shape.rows, "ffn": shape.ffn, "heads": shape.heads, "experts": shape.experts
+        },
+        "ffn_off": totals.neurons,
+        "heads_off": totals.heads,
+        "layers_off": totals.layers,
+        "experts_off": totals.experts,
+        "layers": rows,
+    });
+    let line = |row: &Value| {
+        let when = |shown: bool, text: String| if shown { text } else { String::new() };
+        format!(
+            "layer {}{}  {}  neurons {}/{}  heads {}/{}{}",
             row["layer"],
-            if shape.rows > shape.layers {
-                format!(" loop {}", row["loop"])
-            } else {
-                String::new()
-            },
+            when(shape.rows > shape.layers, format!(" loop {}", row["loop"])),
             if row["active"] == true { "on" } else { "off" },
             row["ffn"],
             shape.ffn,
             row["heads"],
             shape.heads,
-        ))?;
-    }
-    context.out.line(totals.describe(shape.layers))?;
-    Ok(Outcome::Done)
+            when(
+                mask.has_experts(),
+                format!("  experts {}/{}", row["experts"], shape.experts)
+            ),
+        )
+    };
+    context.answer(object, rows.iter().map(line).chain([totals.describe(shape.layers)]))
 }
 
 /// How much a mask switches off: shares over all rows of the mask, whether their layer is active or not.

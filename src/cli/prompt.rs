@@ -1,6 +1,7 @@
 //! A prompt by flags: text, a file, or token ids.
 
-use super::args::{Tokens, read_text, token_list};
+use super::args::{Tokens, token_list};
+use super::file::read_text;
 use cmf_gpu::Result;
 use std::path::{Path, PathBuf};
 
@@ -45,12 +46,7 @@ impl PromptArgs {
 
 /// The text of a prompt file without its last line break. Errors: those of [`read_text`].
 pub fn read(file: &Path) -> Result<String> {
-    let mut text = read_text(file)?;
-    if text.ends_with('\n') {
-        text.pop();
-    }
-    if text.ends_with('\r') {
-        text.pop();
-    }
-    Ok(text)
+    let text = read_text(file)?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(line.strip_suffix('\r').unwrap_or(line).into())
 }

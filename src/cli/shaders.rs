@@ -1,13 +1,12 @@
 //! `shaders`: the WGSL of every kernel variant.
 
 use super::context::{Context, Outcome, Result};
+use super::output::shown;
 use cmf_gpu::Error;
-use cmf_gpu::error::escape;
 use cmf_gpu::shader::{Variant, compose};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Flags of `shaders`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Writes each variant to a file in this directory
@@ -40,11 +39,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     }
     match (&args.dump, context.out.json) {
         (_, true) => context.out.json(&json!({"variants": listed}))?,
-        (Some(dir), false) => context.out.line(format!(
-            "{}: {} variants",
-            escape(dir.display().to_string()),
-            variants.len()
-        ))?,
+        (Some(dir), false) => context
+            .out
+            .line(format!("{}: {} variants", shown(dir), variants.len()))?,
         (None, false) => {}
     }
     Ok(Outcome::Done)

@@ -25,7 +25,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Lower-case hex digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         // Writing to a string does not fail.
         let _ = write!(text, "{byte:02x}");

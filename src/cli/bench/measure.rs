@@ -6,10 +6,12 @@ use cmf_gpu::graph::Counters;
 use cmf_gpu::lm::ProgramKind;
 use cmf_gpu::lm::run::{Generation, Session};
 use cmf_gpu::options::Sampling;
+use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
 /// A row of the table.
+#[derive(Serialize)]
 pub struct Row {
     /// `pp` or `tg` and the number of tokens.
     pub test: String,
@@ -70,9 +72,8 @@ fn mean_sd(values: &[f64]) -> (f64, f64) {
 
 /// Arbitrary tokens, the same in every run.
 fn prompt(vocab: u32, count: usize) -> Vec<u32> {
-    (0..count as u64)
-        .map(|i| ((i * 2_654_435_761) % u64::from(vocab)) as u32)
-        .collect()
+    let token = |i: u64| ((i * 2_654_435_761) % u64::from(vocab)) as u32;
+    (0..count as u64).map(token).collect()
 }
 
 fn unless_broken(flow: ControlFlow<()>) -> Result<()> {

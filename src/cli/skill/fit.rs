@@ -1,7 +1,8 @@
 //! `skill fit`: learns from examples which prompts fit a skill.
 
-use crate::cli::args::{self, DeviceArgs, positive, read_text, whole};
-use crate::cli::context::{Context, Outcome, Result, usage};
+use crate::cli::args::{self, DeviceArgs, positive, whole};
+use crate::cli::context::{Context, Result, usage};
+use crate::cli::file::read_text;
 use crate::cli::model;
 use cmf_gpu::engine::incomparable;
 use cmf_gpu::error::escape;
@@ -15,7 +16,6 @@ use std::path::{Path, PathBuf};
 /// Most directions of the subspace by default.
 const DEFAULT_RANK: usize = 16;
 
-/// Flags of `skill fit`.
 #[derive(clap::Args)]
 pub struct Args {
     /// The .cmf file, which is changed
@@ -70,10 +70,8 @@ impl Args {
     /// The layer whose output is compared. Prints a note if other skills use another one. Errors: `Usage`.
     fn layer(&self, source: &ModelSource, context: &Context) -> Result<usize> {
         let layers = source.arch.num_layers;
-        let fitted = source
-            .skills
-            .iter()
-            .filter_map(|skill| Some((skill.id.as_str(), skill.selection.as_ref()?.phi_layer)));
+        let skills = source.skills.iter();
+        let fitted = skills.filter_map(|skill| Some((skill.id.as_str(), skill.selection.as_ref()?.phi_layer)));
         let (own, others): (Vec<_>, Vec<_>) = fitted.partition(|(id, _)| *id == self.id);
         let before = others.first().or(own.first()).map(|(_, layer)| *layer);
         let layer = self.phi_layer.or(before).unwrap_or(layers * 2 / 3);
@@ -91,10 +89,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     source.with_skill(Some(&args.id))?;
     let examples = examples(&read_text(&args.file)?, &args.file)?;
     if examples.len() < 2 {
+        let (file, count) = (args.file.display(), examples.len());
         return Err(usage(format!(
-            "{}: expected at least 2 example prompts, found {}",
-            args.file.display(),
-            examples.len()
+            "{file}: expected at least 2 example prompts, found {count}"
         )));
     }
     let layer = args.layer(&source, context)?;
@@ -119,14 +116,10 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let written = set_selection(&args.model, &args.id, &selection)?;
     context.out.notices(&written.notes);
     let (id, examples, rank) = (&args.id, examples.len(), selection.rank);
-    match context.out.json {
-        true => context.out.json(&json!({
-            "out": changed, "skill": id, "examples": examples, "rank": rank, "phi_layer": layer,
-            "bytes": written.bytes, "notes": written.notes,
-        }))?,
-        false => context.out.line(escape(format!(
-            "fitted {id} in {changed}: {examples} examples, {rank} dimensions after layer {layer}"
-        )))?,
-    }
-    Ok(Outcome::Done)
+    let line = format!("fitted {id} in {changed}: {examples} examples, {rank} dimensions after layer {layer}");
+    let object = json!({
+        "out": changed, "skill": id, "examples": examples, "rank": rank, "phi_layer": layer,
+        "bytes": written.bytes, "notes": written.notes,
+    });
+    context.answer(object, [escape(line)])
 }

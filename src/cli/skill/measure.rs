@@ -1,7 +1,8 @@
 //! `skill measure`: the perplexity of a text without and with a skill.
 
-use crate::cli::args::{self, DeviceArgs, TaskArgs, read_text, whole};
-use crate::cli::context::{Context, Outcome, Result};
+use crate::cli::args::{self, DeviceArgs, TaskArgs, whole};
+use crate::cli::context::{Context, Result};
+use crate::cli::file::read_text;
 use crate::cli::model;
 use crate::cli::ppl::{CTX_HELP, Windows, tokens};
 use cmf_gpu::source::NO_TASK;
@@ -9,7 +10,6 @@ use cmf_gpu::tools::skill::set_quality;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Flags of `skill measure`.
 #[derive(clap::Args)]
 #[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)))]
 pub struct Args {
@@ -50,15 +50,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let (backbone, overlaid) = (backbone.exp(), overlaid.exp());
     let written = set_quality(&args.model, &args.id, (backbone, &without), (overlaid, &task), &text)?;
     context.out.notices(&written.notes);
-    match context.out.json {
-        true => context.out.json(&json!({
-            "skill": args.id, "metric": "ppl", "backbone": backbone, "overlaid": overlaid, "tokens": count,
-            "backbone_task": without, "task": task,
-        }))?,
-        false => context.out.line(format!(
-            "ppl {backbone:.4} without skill {}, {overlaid:.4} with it ({count} tokens)",
-            args.id
-        ))?,
-    }
-    Ok(Outcome::Done)
+    let id = &args.id;
+    let line = format!("ppl {backbone:.4} without skill {id}, {overlaid:.4} with it ({count} tokens)");
+    let object = json!({
+        "skill": id, "metric": "ppl", "backbone": backbone, "overlaid": overlaid, "tokens": count,
+        "backbone_task": without, "task": task,
+    });
+    context.answer(object, [line])
 }

@@ -2,15 +2,14 @@
 
 use super::fit::full;
 use crate::cli::args::{self, DeviceArgs};
-use crate::cli::context::{Context, Outcome, Result, usage};
+use crate::cli::context::{Context, Result, usage};
 use crate::cli::model;
 use crate::cli::overlay::note_incomparable;
 use crate::cli::prompt::{self, Given, PromptArgs};
 use cmf_gpu::error::escape;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::PathBuf;
 
-/// Flags of `skill route`.
 #[derive(clap::Args)]
 pub struct Args {
     /// A .cmf file; any one of the files if the model has several
@@ -39,22 +38,12 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     };
     let routes = engine.route(&tokens, &context.interrupt.graceful())?;
     note_incomparable(&routes, &context.out);
-    if context.out.json {
-        let energies: Vec<Value> = routes
-            .iter()
-            .map(|route| json!({"id": route.id, "energy": route.energy, "phi_layer": route.phi_layer}))
-            .collect();
-        context.out.json(&json!({
-            "winner": routes.first().map(|best| &best.id),
-            "routes": energies,
-            "tokens": tokens.len(),
-        }))?;
-    } else {
-        for route in &routes {
-            context
-                .out
-                .line(escape(format!("{}  E {:.6}", route.id, route.energy)))?;
-        }
-    }
-    Ok(Outcome::Done)
+    let winner = routes.first().map(|best| &best.id);
+    let lines = routes
+        .iter()
+        .map(|route| escape(format!("{}  E {:.6}", route.id, route.energy)));
+    context.answer(
+        json!({"winner": winner, "routes": routes, "tokens": tokens.len()}),
+        lines,
+    )
 }
