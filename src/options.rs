@@ -1,6 +1,6 @@
 //! Options of loading a model and of answering, with defaults and units.
 
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::op::MAX_WIDTH;
 use std::str::FromStr;
 
@@ -64,11 +64,10 @@ impl FromStr for DeviceChoice {
             "gpu" => DeviceChoice::Gpu,
             "software" => DeviceChoice::Software,
             "cpu" => DeviceChoice::Cpu,
-            "" => return Err(Error::new(Kind::Usage, "the device name is empty")),
-            other => match other.parse() {
-                Ok(index) => DeviceChoice::Index(index),
-                Err(_) => DeviceChoice::Name(other.to_string()),
-            },
+            "" => bail!(Usage, "the device name is empty"),
+            other => other
+                .parse()
+                .map_or_else(|_| DeviceChoice::Name(other.into()), DeviceChoice::Index),
         })
     }
 }
@@ -95,10 +94,11 @@ impl FromStr for Speculation {
             ("auto", _) => Ok(Speculation::Auto),
             ("off", _) => Ok(Speculation::Off),
             (_, Ok(drafts)) if (1..MAX_WIDTH).contains(&drafts) => Ok(Speculation::Drafts(drafts)),
-            _ => Err(Error::new(
-                Kind::Usage,
-                format!("expected auto, off, or 1 to {} drafts, found '{text}'", MAX_WIDTH - 1),
-            )),
+            _ => bail!(
+                Usage,
+                "expected auto, off, or 1 to {} drafts, found '{text}'",
+                MAX_WIDTH - 1
+            ),
         }
     }
 }
@@ -220,6 +220,7 @@ options! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
 
     #[test]
     fn blends_are_ids_with_weights() {

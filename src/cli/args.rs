@@ -113,12 +113,9 @@ pub fn positive<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
 
 fn whole_from<T: TryFrom<u64>>(least: u64, text: &str) -> Result<T, String> {
     let number = text.parse::<u64>().ok().filter(|&number| number >= least);
-    number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
-        format!(
-            "expected a whole number from {least} to {}",
-            u64::MAX >> (64 - 8 * size_of::<T>())
-        )
-    })
+    let most = u64::MAX >> (64 - 8 * size_of::<T>());
+    let number = number.and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| format!("expected a whole number from {least} to {most}"))
 }
 
 fn kv(text: &str) -> Result<Kv, String> {
@@ -169,12 +166,10 @@ pub fn token_list(text: &str) -> Result<Tokens, String> {
 
 /// Numbers separated by commas, of a type that may hold more than token ids.
 pub fn ids<T: FromStr>(text: &str) -> Result<Vec<T>, String> {
-    let ids = text.split(',').map(|id| {
-        id.trim()
-            .parse()
-            .map_err(|_| format!("expected token ids like 1,2,3, found '{id}'"))
-    });
-    ids.collect()
+    let bad = |id| format!("expected token ids like 1,2,3, found '{id}'");
+    text.split(',')
+        .map(|id| id.trim().parse().map_err(|_| bad(id)))
+        .collect()
 }
 
 /// Token ids. A type of its own, because the parser takes a plain list for a repeated flag.
@@ -194,18 +189,13 @@ mod tests {
     fn numbers_out_of_range_name_the_range() {
         assert_eq!(whole::<u32>("4294967295"), Ok(u32::MAX));
         assert_eq!(whole::<u64>("18446744073709551615"), Ok(u64::MAX));
+        let range = "expected a whole number from 0 to 4294967295";
         for bad in ["-1", "4294967296", "1.5", "", "many"] {
-            assert_eq!(
-                whole::<u32>(bad).unwrap_err(),
-                "expected a whole number from 0 to 4294967295"
-            );
+            assert_eq!(whole::<u32>(bad).unwrap_err(), range);
         }
         assert!(whole::<u64>("-1").unwrap_err().ends_with("to 18446744073709551615"));
         assert_eq!(positive::<u32>("1"), Ok(1));
-        assert_eq!(
-            positive::<u32>("0").unwrap_err(),
-            "expected a whole number from 1 to 4294967295"
-        );
+        assert_eq!(positive::<u32>("0").unwrap_err(), range.replace("from 0", "from 1"));
     }
 
     #[test]

@@ -84,7 +84,11 @@ fn show(container: &CmfContainer, task: &str, context: &mut Context) -> Result {
     let mask = container.masks().unwrap_or(&none).find(task)?;
     let shape = mask.shape();
     let rows: Vec<Value> = (0..shape.rows).map(|index| row(mask, index)).collect();
-    let totals = Totals::of(mask);
+    let neurons = off(mask, shape.ffn, |row| mask.ffn_count(row));
+    let heads = off(mask, shape.heads, |row| mask.head_count(row));
+    let layers = (0..shape.layers).filter(|&layer| !mask.layer(layer)).count();
+    let experts = off(mask, shape.experts, |row| mask.expert_count(row));
+    let experts = mask.has_experts().then_some(experts);
     let object = json!({
         "name": mask.name,
         "task_id": mask.task_id,
@@ -95,10 +99,10 @@ fn show(container: &CmfContainer, task: &str, context: &mut Context) -> Result {
         "shape": {
             "layers": shape.layers, "rows": shape.rows, "ffn": shape.ffn, "heads": shape.heads, "experts": shape.experts
         },
-        "ffn_off": totals.neurons,
-        "heads_off": totals.heads,
-        "layers_off": totals.layers,
-        "experts_off": totals.experts,
+        "ffn_off": neurons,
+        "heads_off": heads,
+        "layers_off": layers,
+        "experts_off": experts,
         "layers": rows,
     });
     let line = |row: &Value| {
@@ -118,48 +122,21 @@ fn show(container: &CmfContainer, task: &str, context: &mut Context) -> Result {
             ),
         )
     };
-    context.answer(object, rows.iter().map(line).chain([totals.describe(shape.layers)]))
+    let share = |off: f64, of: &str| format!("{:.1} % of the {of}", 100.0 * off);
+    let (neurons, heads) = (share(neurons, "neurons"), share(heads, "heads"));
+    let experts = experts
+        .map(|off| format!(", {}", share(off, "experts")))
+        .unwrap_or_default();
+    let total = format!("off: {neurons}, {heads}, {layers} of {} layers{experts}", shape.layers);
+    context.answer(object, rows.iter().map(line).chain([total]))
 }
 
-/// How much a mask switches off: shares over all rows of the mask, whether their layer is active or not.
-struct Totals {
-    neurons: f64,
-    heads: f64,
-    /// A number of layers.
-    layers: usize,
-    /// `None` if the mask does not restrict experts.
-    experts: Option<f64>,
-}
-
-impl Totals {
-    fn of(mask: &Mask) -> Totals {
-        let shape = mask.shape();
-        let off = |width: usize, count: &dyn Fn(usize) -> usize| {
-            let on: usize = (0..shape.rows).map(count).sum();
-            match shape.rows * width {
-                0 => 0.0,
-                all => 1.0 - on as f64 / all as f64,
-            }
-        };
-        Totals {
-            neurons: off(shape.ffn, &|row| mask.ffn_count(row)),
-            heads: off(shape.heads, &|row| mask.head_count(row)),
-            layers: (0..shape.layers).filter(|&layer| !mask.layer(layer)).count(),
-            experts: mask
-                .has_experts()
-                .then(|| off(shape.experts, &|row| mask.expert_count(row))),
-        }
-    }
-
-    fn describe(&self, layers: usize) -> String {
-        let share = |off: f64, of: &str| format!("{:.1} % of the {of}", 100.0 * off);
-        let mut parts = vec![
-            share(self.neurons, "neurons"),
-            share(self.heads, "heads"),
-            format!("{} of {layers} layers", self.layers),
-        ];
-        parts.extend(self.experts.map(|off| share(off, "experts")));
-        format!("off: {}", parts.join(", "))
+/// The share of a mask's bits that are off: over all rows of `width`, whether their layer is active or not.
+fn off(mask: &Mask, width: usize, on: impl Fn(usize) -> usize) -> f64 {
+    let rows = mask.shape().rows;
+    match rows * width {
+        0 => 0.0,
+        all => 1.0 - (0..rows).map(on).sum::<usize>() as f64 / all as f64,
     }
 }
 

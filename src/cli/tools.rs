@@ -24,7 +24,7 @@ pub struct CompactArgs {
 pub fn compact(args: CompactArgs, context: &mut Context) -> Result {
     require_file(&args.model)?;
     context.writing("compacting", &args.out, |progress| {
-        tools::compact::compact(&args.model, &args.out, progress)
+        tools::shard::compact(&args.model, &args.out, progress)
     })
 }
 

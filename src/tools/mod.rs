@@ -3,7 +3,6 @@
 //! Tools stream one tensor at a time from the mapped input to the output, which is renamed to its path when complete. A
 //! payload is checked against its checksum before it is copied, so that damage never gets a valid checksum.
 
-pub mod compact;
 mod cut;
 pub mod defrag;
 pub mod diff;

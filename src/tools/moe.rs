@@ -32,10 +32,9 @@ impl RoutingStats {
         };
         let mut stats = BTreeMap::new();
         for (layer, counts) in layers {
-            let numbers = counts
-                .as_array()
-                .map(|counts| counts.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>());
-            let (Ok(layer), Some(Some(counts))) = (layer.parse(), numbers) else {
+            let counts = counts.as_array().map(|counts| counts.iter().map(Value::as_f64));
+            let counts: Option<Vec<f64>> = counts.and_then(Iterator::collect);
+            let (Ok(layer), Some(counts)) = (layer.parse(), counts) else {
                 bail!(
                     Parse,
                     "statistics: layer '{layer}': expected a layer number with an array of counts"
@@ -101,13 +100,11 @@ impl Kept {
             let mut keep: Vec<usize> = (0..count).collect();
             if total > 0.0 {
                 keep.sort_by(|&a, &b| counts[b].total_cmp(&counts[a]).then(a.cmp(&b)));
-                let mut covered = 0.0;
-                let needed = keep.iter().take_while(|&&expert| {
-                    let wanted = covered < cover * total;
-                    covered += counts[expert];
-                    wanted
-                });
-                let needed = needed.count();
+                let (mut covered, mut needed) = (0.0, 0);
+                while needed < count && covered < cover * total {
+                    covered += counts[keep[needed]];
+                    needed += 1;
+                }
                 keep.truncate(needed.max(1));
                 keep.sort_unstable();
             } else {
@@ -123,13 +120,11 @@ impl Kept {
 
 /// The number of experts of each layer that has a router.
 fn experts(model: &CmfContainer) -> BTreeMap<usize, usize> {
-    let mut layers: BTreeMap<usize, usize> = BTreeMap::new();
-    for info in model.infos() {
-        if let Some((layer, Role::Router)) = role(&info.name) {
-            layers.insert(layer, info.rows_cols().0);
-        }
-    }
-    layers
+    let routers = model.infos().iter().filter_map(|info| match role(&info.name) {
+        Some((layer, Role::Router)) => Some((layer, info.rows_cols().0)),
+        _ => None,
+    });
+    routers.collect()
 }
 
 /// The role of a tensor in a layer's mixture of experts.
@@ -199,7 +194,7 @@ pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progres
     ));
     masks.masks.push(mask);
     let section = masks.to_bytes()?;
-    let mut file = super::compact::whole(&model)?;
+    let mut file = super::shard::whole(&model)?;
     file.sections.masks = Some(&section);
     file.write(&[&model], out, kept.notes, progress)
 }
@@ -258,9 +253,8 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
     });
     object(&mut header, "provenance")?.insert("moe_defrag".into(), record);
     let before = experts(&model);
-    let mut kept = layers.iter().map(|(&layer, keep)| (layer, keep.len()));
-    let layer = kept.find(|(layer, kept)| before.get(layer).is_some_and(|before| kept < before));
-    let layer = layer.map(|(layer, _)| layer);
+    let cut = |layer: &usize| before.get(layer).is_some_and(|&before| layers[layer].len() < before);
+    let layer = layers.keys().copied().find(cut);
     notes.extend(cut::skills(&model, &mut header, &tensors, layer)?);
     if model.sections()?.masks.is_some() {
         notes.push("the masks are removed, because they refer to dropped experts".to_owned());

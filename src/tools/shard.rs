@@ -1,6 +1,7 @@
-//! `shard`: splits a model into several files of bounded size (section 10 of the format).
+//! The same model in other files: `compact` joins it in one canonical file, `shard` splits it into several of bounded size
+//! (section 10 of the format).
 
-use super::compact;
+use super::rewrite::{NewFile, NewTensor, header_of};
 use super::{Progress, Written};
 use crate::convert::{Event, Options, Report, Target, convert_to};
 use crate::dtype::Size;
@@ -9,17 +10,43 @@ use crate::format::cmf::{CmfContainer, SplitFiles, SplitOptions, SplitWriter, ba
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+/// Writes the model at `model` to `out`: sections in canonical order, tensors in directory order, payloads unchanged.
+///
+/// Errors: those of [`CmfContainer::open`]; `HashMismatch` for damage; `SkillFile` for a skill file that names no base;
+/// `Usage` if `out` is an input; `Io`.
+pub fn compact(model: &Path, out: &Path, progress: Progress) -> Result<Written> {
+    let model = CmfContainer::open(model)?;
+    let file = whole(&model)?;
+    file.write(&[&model], out, Vec::new(), progress)
+}
+
+/// The file that copies the whole model.
+pub(super) fn whole(model: &CmfContainer) -> Result<NewFile<'_>> {
+    if model.is_skill_file() && !model.header().has_bound_skill() {
+        bail!(
+            SkillFile,
+            "the file is marked as a skill file, but no record names its base"
+        );
+    }
+    Ok(NewFile {
+        header: header_of(model),
+        tensors: (0..model.infos().len()).map(|id| NewTensor::copy(model, id)).collect(),
+        sections: model.sections()?,
+        per_loop: model.has_loop_masks(),
+    })
+}
+
 /// Splits the model at `model` into files of at most `max_bytes`, tensors in directory order. A larger tensor gets a file of
 /// its own. Masks, tokenizer, index and skills go to the first file.
 ///
 /// `out` is an existing directory, in which the files are named after the model, or a path that their names begin with. The
 /// files are renamed to their paths when all are complete, shard 1 last. Returns their paths.
 ///
-/// Errors: as [`compact::compact`]; `Usage` for more files than names can number, and for a limit of 0.
+/// Errors: as [`compact`]; `Usage` for more files than names can number, and for a limit of 0.
 pub fn shard(model: &Path, max_bytes: u64, out: &Path, progress: Progress) -> Result<(Vec<PathBuf>, Written)> {
     let (dir, base) = target(model, out)?;
     let model = CmfContainer::open(model)?;
-    let file = compact::whole(&model)?;
+    let file = whole(&model)?;
     let tensors = file.tensors.iter();
     let mut writer = SplitWriter::create(
         SplitOptions {

@@ -153,17 +153,12 @@ pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -
     }
     let found = digests(paths, progress)?;
     for ((file, claim), found) in claims.iter().zip(found) {
-        claim
-            .check(&found)
-            .map_err(|err| err.context(path_beside(file).display()))?;
+        let checked = claim.check(&found);
+        checked.map_err(|err| err.context(path_beside(file).display()))?;
     }
     if let Some(pinned) = pinned.filter(|pinned| *pinned != key) {
-        bail!(
-            SignatureInvalid,
-            "signed by {}, expected {}",
-            key.to_hex(),
-            pinned.to_hex()
-        );
+        let (key, pinned) = (key.to_hex(), pinned.to_hex());
+        bail!(SignatureInvalid, "signed by {key}, expected {pinned}");
     }
     Ok(Verdict::Valid {
         key,
@@ -288,12 +283,10 @@ fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>> {
 }
 
 fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let io = |err: &std::io::Error| Error::io(path, err);
     let mut file = temporary_beside(path)?;
-    file.write_all(bytes)
-        .and_then(|()| file.as_file().sync_all())
-        .map_err(|err| io(&err))?;
-    file.persist(path).map(drop).map_err(|err| io(&err.error))
+    let written = file.write_all(bytes).and_then(|()| file.as_file().sync_all());
+    written.map_err(|err| Error::io(path, &err))?;
+    file.persist(path).map(drop).map_err(|err| Error::io(path, &err.error))
 }
 
 #[cfg(test)]
@@ -364,11 +357,8 @@ mod tests {
         // RFC 8032, section 7.1, test 1.
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        std::fs::write(
-            &path,
-            "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60\n",
-        )
-        .unwrap();
+        let seed = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60\n";
+        std::fs::write(&path, seed).unwrap();
         let key = signing_key(&path).unwrap().verifying_key().to_bytes();
         assert_eq!(
             hex(&key),

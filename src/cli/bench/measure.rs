@@ -110,10 +110,12 @@ fn generate(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64>
     match first {
         Some(first) if tokens == count + 1 => Ok(first.elapsed().as_secs_f64()),
         _ if cancel.is_cancelled() => Err(interrupted()),
-        _ => Err(usage(format!(
-            "only {tokens} of {} tokens fit; give a larger --ctx",
-            count + 1
-        ))),
+        _ => {
+            let wanted = count + 1;
+            Err(usage(format!(
+                "only {tokens} of {wanted} tokens fit; give a larger --ctx"
+            )))
+        }
     }
 }
 
