@@ -19,7 +19,6 @@ mod model;
 mod output;
 mod overlay;
 mod parity;
-mod parse;
 mod ppl;
 mod prompt;
 mod run;
@@ -189,7 +188,7 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
             let printed = out.text(&text).and_then(|()| out.flush());
             return ended(printed.map(|()| Outcome::Done), false);
         }
-        Err(err) => return failed(&usage(parse::one_line(&err)), json),
+        Err(err) => return failed(&usage(one_line(&err)), json),
     };
     #[cfg(target_os = "linux")]
     if cli.command.needs_device() {
@@ -249,6 +248,35 @@ fn failed(err: &Error, json: bool) -> ExitCode {
         print_object(&json!({"error": {"kind": err.kind.name(), "message": message}}));
     }
     ExitCode::from(if err.kind == Kind::Usage { 2 } else { 1 })
+}
+
+/// The message of a parser error on one line, without usage lines and pointers to help.
+fn one_line(err: &clap::Error) -> String {
+    use ErrorKind::{DisplayHelpOnMissingArgumentOrSubcommand, MissingSubcommand};
+    if matches!(err.kind(), DisplayHelpOnMissingArgumentOrSubcommand | MissingSubcommand) {
+        return "a command is missing; --help lists them".into();
+    }
+    let text = err.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let paragraphs = text
+        .split("\n\n")
+        .take_while(|part| !part.trim_start().starts_with("Usage:") && !part.starts_with("For more information"));
+    let lines: Vec<String> = paragraphs
+        .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter_map(|line| match line.split_once("as a value, use '-- ") {
+            Some((_, value)) => value_tip(value.trim_end_matches('\'')),
+            None => Some(line),
+        })
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines.join("; ")
+}
+
+/// How to pass a value that the parser took for a flag: its own tip works only for positional values. `None` where the
+/// text is a flag and no value.
+fn value_tip(value: &str) -> Option<String> {
+    let tip = || format!("tip: to pass it as a value, write --flag={value}, or put it after --");
+    (!value.starts_with("--")).then(tip)
 }
 
 /// The flags that help against an error. The library does not know them.
@@ -317,7 +345,7 @@ mod tests {
     fn parser_errors_take_one_line() {
         let message = |arguments: &[&str]| match Cli::try_parse_from(arguments) {
             Ok(_) => String::new(),
-            Err(err) => parse::one_line(&err),
+            Err(err) => one_line(&err),
         };
         assert_eq!(message(&["cmf-gpu"]), "a command is missing; --help lists them");
         let unknown = message(&["cmf-gpu", "run", "--tmep", "1"]);

@@ -7,7 +7,7 @@ use super::context::{Context, Outcome, Result, usage};
 use super::file::OutFile;
 use super::output::Output;
 use super::overlay::SkillChoice;
-use super::prompt::{self, Given, PromptArgs};
+use super::prompt::{self, Prompt, PromptArgs};
 use super::sampling::SamplingArgs;
 use super::{model, verify};
 use cmf_gpu::engine::OnText;
@@ -56,11 +56,6 @@ fn stop(text: &str) -> Result<String, String> {
     }
 }
 
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
 enum Request {
     Answer(Prompt),
     /// No prompt, and a terminal.
@@ -104,10 +99,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     };
     let cancel = context.interrupt.graceful();
     if skills.needs_prompt() {
-        let tokens = match &prompt {
-            Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Text(text) => engine.tokenizer()?.encode(text, true)?,
-        };
+        let tokens = prompt.tokens(&engine)?;
         skills.settle(&mut engine, &args.load.task.choice(), &tokens, &cancel, &context.out)?;
     }
     let answer = args.answer(&mut engine, prompt, &options, &cancel, context)?;
@@ -121,10 +113,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
 
 /// The prompt by the flags, else by stdin.
 fn request(args: &Args, context: &Context) -> Result<Request> {
-    let file = match args.prompt.given() {
-        Some(Given::Text(text)) => return Ok(Request::Answer(Prompt::Text(text.into()))),
-        Some(Given::Tokens(tokens)) => return Ok(Request::Answer(Prompt::Tokens(tokens.into()))),
-        Some(Given::File(file)) => file,
+    if let Some(prompt) = args.prompt.given() {
+        return Ok(Request::Answer(prompt));
+    }
+    let file = match args.prompt.file() {
+        Some(file) => file,
         None if std::io::stdin().is_terminal() && !args.raw => return Ok(Request::Chat),
         None => Path::new("-"),
     };

@@ -1,8 +1,6 @@
-//! `skill`: lists and edits the skills of a model, and skill files. The subcommands that run the model are in `skill/`.
+//! `skill`: lists and edits the skills of a model, and skill files. The subcommands that run the model are in `run`.
 
-mod fit;
-mod measure;
-mod route;
+mod run;
 
 use super::context::{Context, Result};
 use super::convert::quant;
@@ -88,11 +86,11 @@ enum Command {
         force: bool,
     },
     /// Shows how well each skill fits a prompt, the best first
-    Route(route::Args),
+    Route(run::RouteArgs),
     /// Learns from example prompts which prompts fit a skill, and writes that to the model, in place
-    Fit(fit::Args),
+    Fit(run::FitArgs),
     /// Measures the perplexity of a text without and with a skill, and writes it to the model, in place
-    Measure(measure::Args),
+    Measure(run::MeasureArgs),
 }
 
 impl Args {
@@ -131,9 +129,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
                 skill::apply(&base, &skill, &out, force, progress)
             })
         }
-        Command::Route(args) => route::run(args, context),
-        Command::Fit(args) => fit::run(args, context),
-        Command::Measure(args) => measure::run(args, context),
+        Command::Route(args) => run::route(args, context),
+        Command::Fit(args) => run::fit(args, context),
+        Command::Measure(args) => run::measure(args, context),
     }
 }
 
