@@ -132,12 +132,7 @@ impl Report {
             Form::Md => out.line("| test | tok/s | weights GB/s |\n|---|---:|---:|")?,
         }
         for row in &self.rows {
-            let Row {
-                test,
-                tok_s,
-                sd,
-                weight_gb_s: rate,
-            } = row;
+            let (test, tok_s, sd, rate) = (&row.test, row.tok_s, row.sd, row.weight_gb_s);
             out.line(match form {
                 Form::Md => format!("| {test} | {tok_s:.2} ± {sd:.2} | {rate:.2} |"),
                 _ => format!("{test},{tok_s:.3},{sd:.3},{rate:.3}"),

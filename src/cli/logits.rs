@@ -41,7 +41,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let mut engine = args::load(source, &options, context)?;
     let cancel = context.interrupt.cancel();
     skills.settle(&mut engine, &args.load.task.choice(), tokens, &cancel, &context.out)?;
-    let Recorded { logits, hidden } = args.record(&mut engine, &cancel, context)?;
+    let (logits, hidden) = args.record(&mut engine, &cancel, context)?;
     let n = tokens.len();
     let (vocab, width) = (logits.len() / n, engine.model().hidden);
     let mut tensors = vec![("logits".to_string(), view(vec![n, vocab], &logits)?)];
@@ -51,14 +51,6 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     out.write(|path| serialize_to_file(tensors, None, path))?;
     let line = format!("{}: {n} positions, vocabulary {vocab}", shown(&args.out));
     context.answer(json!({"n": n, "vocab": vocab}), [line])
-}
-
-/// The recorded values of all positions.
-struct Recorded {
-    /// `[n, vocab]`
-    logits: Vec<f32>,
-    /// For each layer `[n, hidden]`; empty without `--hidden`.
-    hidden: Vec<Vec<f32>>,
 }
 
 impl Args {
@@ -78,7 +70,8 @@ impl Args {
         self.load.overlay.choice(source)
     }
 
-    fn record(&self, engine: &mut Engine, cancel: &Cancel, context: &Context) -> Result<Recorded> {
+    /// The logits of all positions, `[n, vocab]`, and with `--hidden` for each layer `[n, hidden]`.
+    fn record(&self, engine: &mut Engine, cancel: &Cancel, context: &Context) -> Result<(Vec<f32>, Vec<Vec<f32>>)> {
         let layers = engine.model().layers.len() * engine.model().loops;
         let tokens = &self.tokens.0;
         let mut logits: Vec<f32> = Vec::new();
@@ -95,7 +88,7 @@ impl Args {
         };
         let session = engine.session();
         session.logits(tokens, self.prefill(), self.hidden, &mut sink)?;
-        Ok(Recorded { logits, hidden })
+        Ok((logits, hidden))
     }
 }
 

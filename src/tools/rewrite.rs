@@ -46,12 +46,9 @@ impl<'a> NewTensor<'a> {
         match &self.change {
             None => put(bytes, Some(stored))?,
             Some(change) => {
-                check_hash(
-                    format_args!("payload of tensor '{}'", self.spec.name),
-                    bytes,
-                    Some(stored),
-                )?;
-                let payload = change(bytes).map_err(|err| err.context(format_args!("tensor '{}'", self.spec.name)))?;
+                let name = &self.spec.name;
+                check_hash(format_args!("payload of tensor '{name}'"), bytes, Some(stored))?;
+                let payload = change(bytes).map_err(|err| err.context(format_args!("tensor '{name}'")))?;
                 put(&payload, None)?;
             }
         }

@@ -44,24 +44,13 @@ pub(super) fn whole(model: &CmfContainer) -> Result<NewFile<'_>> {
 ///
 /// Errors: as [`compact`]; `Usage` for more files than names can number, and for a limit of 0.
 pub fn shard(model: &Path, max_bytes: u64, out: &Path, progress: Progress) -> Result<(Vec<PathBuf>, Written)> {
-    let (dir, base) = target(model, out)?;
+    let mut options = split_options(model, max_bytes, out)?;
     let model = CmfContainer::open(model)?;
+    options.inputs = model.shard_paths().to_vec();
     let file = whole(&model)?;
-    let tensors = file.tensors.iter();
-    let mut writer = SplitWriter::create(
-        SplitOptions {
-            dir,
-            base,
-            max_bytes,
-            inputs: model.shard_paths().to_vec(),
-        },
-        file.header.clone(),
-        tensors
-            .map(|tensor| (tensor.spec.clone(), Size::Exact(tensor.source_bytes())))
-            .collect(),
-        file.sections,
-        file.per_loop,
-    )?;
+    let stored = |tensor: &NewTensor| (tensor.spec.clone(), Size::Exact(tensor.source_bytes()));
+    let stored = file.tensors.iter().map(stored).collect();
+    let mut writer = SplitWriter::create(options, file.header.clone(), stored, file.sections, file.per_loop)?;
     file.each(progress, &mut |payload, stored| writer.write(payload, stored))?;
     let files = writer.finish()?;
     let written = Written {
@@ -82,13 +71,7 @@ pub fn convert_to_shards(
     options: &Options,
     progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
 ) -> Result<(Report, Vec<PathBuf>)> {
-    let (dir, base) = target(src, out)?;
-    let split = SplitOptions {
-        dir,
-        base,
-        max_bytes,
-        inputs: Vec::new(),
-    };
+    let split = split_options(src, max_bytes, out)?;
     let (mut report, files) = convert_to(src, Target::Several(split), options, progress)?;
     report.notes.extend(larger(&files, max_bytes));
     Ok((report, files.paths))
@@ -103,28 +86,27 @@ fn larger(written: &SplitFiles, max_bytes: u64) -> Option<String> {
     })
 }
 
-/// The directory of the files and the base of their names.
-fn target(model: &Path, out: &Path) -> Result<(PathBuf, String)> {
+/// The options for files in the directory and with the names that `out` determines.
+fn split_options(model: &Path, max_bytes: u64, out: &Path) -> Result<SplitOptions> {
     let nameless = |path: &Path| {
-        Error::new(
-            Kind::Usage,
-            format!("{}: expected a path with a file name", path.display()),
-        )
+        let message = format!("{}: expected a path with a file name", path.display());
+        Error::new(Kind::Usage, message)
+    };
+    let options = |dir: &Path, base: &str| SplitOptions {
+        dir: dir.to_owned(),
+        base: base.to_owned(),
+        max_bytes,
+        inputs: Vec::new(),
     };
     if out.is_dir() {
-        return Ok((out.to_owned(), base_name(model).ok_or_else(|| nameless(model))?));
+        let base = base_name(model).ok_or_else(|| nameless(model))?;
+        return Ok(options(out, &base));
     }
     if out.as_os_str().as_encoded_bytes().ends_with(b"/") {
         bail!(Io, "{}: no such directory", out.display());
     }
-    let name = out
-        .file_name()
-        .and_then(|name| name.to_str())
-        .ok_or_else(|| nameless(out))?;
-    let base = name.strip_suffix(".cmf").unwrap_or(name);
-    if base.is_empty() {
-        return Err(nameless(out));
-    }
-    let dir = out.parent().unwrap_or(Path::new(""));
-    Ok((dir.to_owned(), base.to_owned()))
+    let name = out.file_name().and_then(|name| name.to_str());
+    let base = name.map(|name| name.strip_suffix(".cmf").unwrap_or(name));
+    let base = base.filter(|base| !base.is_empty()).ok_or_else(|| nameless(out))?;
+    Ok(options(out.parent().unwrap_or(Path::new("")), base))
 }

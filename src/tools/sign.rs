@@ -134,22 +134,15 @@ pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -
     };
     let key = first.key;
     if let Some(file) = paths.iter().find(|path| claims.iter().all(|(file, _)| file != path)) {
+        let file = file.display();
+        bail!(SignatureInvalid, "{file}: not signed, unlike other files of the model");
+    }
+    if let Some((file, claim)) = claims.iter().find(|(_, claim)| claim.key != key) {
+        let (file, one, others) = (file.display(), claim.key.to_hex(), key.to_hex());
         bail!(
             SignatureInvalid,
-            "{}: not signed, unlike other files of the model",
-            file.display()
+            "{file}: signed by {one}, other files of the model by {others}"
         );
-    }
-    for (file, claim) in &claims {
-        if claim.key != key {
-            bail!(
-                SignatureInvalid,
-                "{}: signed by {}, other files of the model by {}",
-                file.display(),
-                claim.key.to_hex(),
-                key.to_hex()
-            );
-        }
     }
     let found = digests(paths, progress)?;
     for ((file, claim), found) in claims.iter().zip(found) {
@@ -184,11 +177,10 @@ impl Claim {
         let members = json::parse_object(text, "signature")?;
         let text = |name: &str| match members.get(name) {
             Some(Value::String(text)) => Ok(text.as_str()),
-            Some(other) => bail!(
-                SignatureInvalid,
-                "{name}: expected a string, found {}",
-                json::kind_of(other)
-            ),
+            Some(other) => {
+                let found = json::kind_of(other);
+                bail!(SignatureInvalid, "{name}: expected a string, found {found}")
+            }
             None => bail!(SignatureInvalid, "{name} is missing"),
         };
         let algorithm = text("alg")?;
@@ -360,10 +352,8 @@ mod tests {
         let seed = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60\n";
         std::fs::write(&path, seed).unwrap();
         let key = signing_key(&path).unwrap().verifying_key().to_bytes();
-        assert_eq!(
-            hex(&key),
-            "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
-        );
+        let wanted = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+        assert_eq!(hex(&key), wanted);
         for text in ["", "9d61", &"zz".repeat(32), &"00".repeat(33), &"0".repeat(5000)] {
             std::fs::write(&path, text).unwrap();
             let err = signing_key(&path).unwrap_err();

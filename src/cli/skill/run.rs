@@ -16,9 +16,6 @@ use cmf_gpu::{Error, Kind, LoadOptions, routing};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Most directions of the subspace by default.
-const DEFAULT_RANK: usize = 16;
-
 #[derive(clap::Args)]
 pub struct RouteArgs {
     /// A .cmf file; any one of the files if the model has several
@@ -66,9 +63,9 @@ pub struct FitArgs {
     /// the layer at two thirds of the network]
     #[arg(long, value_name = "L", value_parser = whole::<usize>, allow_negative_numbers = true)]
     phi_layer: Option<usize>,
-    /// Most dimensions of the skill's subspace [default: 16]
-    #[arg(long, value_name = "R", value_parser = positive::<usize>, allow_negative_numbers = true)]
-    rank: Option<usize>,
+    /// Most dimensions of the skill's subspace
+    #[arg(long, value_name = "R", default_value_t = 16, value_parser = positive::<usize>, allow_negative_numbers = true)]
+    rank: usize,
 }
 
 /// The options of measuring prompts: without a mask, also if the file has a default task.
@@ -135,7 +132,7 @@ pub fn fit(args: FitArgs, context: &mut Context) -> Result {
     drop(bar);
     // Unmaps the file before it is changed.
     drop(engine);
-    let selection = routing::fit(&means, layer, args.rank.unwrap_or(DEFAULT_RANK))?;
+    let selection = routing::fit(&means, layer, args.rank)?;
     let written = set_selection(&args.model, &args.id, &selection)?;
     context.out.notices(&written.notes);
     let (id, examples, rank) = (&args.id, examples.len(), selection.rank);
