@@ -8,13 +8,8 @@ pub fn available_memory(root: &Path) -> Option<u64> {
     let number = |path: &str| text(path).and_then(|text| text.trim().parse::<u64>().ok());
     let meminfo = text("proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let free = line
-        .trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let free = kib.checked_mul(1024)?;
     // Control groups, version 2 and version 1; "max" and very large numbers mean no limit.
     let groups = [
         ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
@@ -38,18 +33,15 @@ mod tests {
     fn the_limit_of_a_control_group_applies() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(available_memory(root.path()), None);
+        let write = |path: &str, text: &str| fs::write(root.path().join(path), text).unwrap();
         fs::create_dir_all(root.path().join("proc")).unwrap();
         fs::create_dir_all(root.path().join("sys/fs/cgroup")).unwrap();
-        fs::write(
-            root.path().join("proc/meminfo"),
-            "MemTotal: 9 kB\nMemAvailable:    4194304 kB\n",
-        )
-        .unwrap();
+        write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    4194304 kB\n");
         assert_eq!(available_memory(root.path()), Some(4 << 30));
-        fs::write(root.path().join("sys/fs/cgroup/memory.max"), "max\n").unwrap();
+        write("sys/fs/cgroup/memory.max", "max\n");
         assert_eq!(available_memory(root.path()), Some(4 << 30));
-        fs::write(root.path().join("sys/fs/cgroup/memory.max"), "1073741824\n").unwrap();
-        fs::write(root.path().join("sys/fs/cgroup/memory.current"), "1048576\n").unwrap();
+        write("sys/fs/cgroup/memory.max", "1073741824\n");
+        write("sys/fs/cgroup/memory.current", "1048576\n");
         assert_eq!(available_memory(root.path()), Some((1 << 30) - (1 << 20)));
     }
 }

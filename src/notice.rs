@@ -80,62 +80,46 @@ fn list<T>(items: &[T], item: impl Fn(&T) -> String) -> String {
 
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Notice::SoftwareAdapter => write!(f, "no GPU was found; a software adapter is used, which is slow"),
-            Notice::CpuReference => write!(
-                f,
+        let text: &str = match self {
+            Notice::SoftwareAdapter => "no GPU was found; a software adapter is used, which is slow",
+            Notice::CpuReference => {
                 "no GPU and no software adapter was found; the CPU reference kernels are used, which are slow"
-            ),
-            Notice::WeightsNotLimited => write!(
-                f,
-                "the memory limit applies to caches and buffers of the CPU reference, not to its weights, which stay in the \
-                 file"
-            ),
-            Notice::BeyondTraining { ctx, trained } => write!(
-                f,
+            }
+            Notice::WeightsNotLimited => {
+                "the memory limit applies to caches and buffers of the CPU reference, not to its weights, which stay in the file"
+            }
+            Notice::BeyondTraining { ctx, trained } => &format!(
                 "the model was trained for {trained} positions, the context has {ctx}; text beyond {trained} may be poor"
             ),
-            Notice::ExpertsPaged { slots, experts } => write!(
-                f,
+            Notice::ExpertsPaged { slots, experts } => &format!(
                 "{slots} of {experts} experts a layer fit on the device; the others are loaded when they are chosen"
             ),
-            Notice::NoDraftsWhileCounting => write!(f, "speculation is off while the choices of experts are counted"),
-            Notice::NoDraftsWhilePaging => write!(f, "speculation is off because experts are paged"),
-            Notice::DraftHeadUnused { reason } => write!(f, "the draft head is not used: {reason}"),
-            Notice::Drafting(notice) => notice.fmt(f),
-            Notice::MaskOpen { task } => write!(
-                f,
-                "task '{task}': its mask switches nothing off; this is the full model"
-            ),
+            Notice::NoDraftsWhileCounting => "speculation is off while the choices of experts are counted",
+            Notice::NoDraftsWhilePaging => "speculation is off because experts are paged",
+            Notice::DraftHeadUnused { reason } => &format!("the draft head is not used: {reason}"),
+            Notice::Drafting(notice) => &notice.to_string(),
+            Notice::MaskOpen { task } => {
+                &format!("task '{task}': its mask switches nothing off; this is the full model")
+            }
             Notice::MaskUnmeasured { task } => {
-                write!(
-                    f,
-                    "task '{task}': the quality of the model with this mask was not measured"
-                )
+                &format!("task '{task}': the quality of the model with this mask was not measured")
             }
             Notice::TaskOverridden { skills, chosen } => {
-                let skills = list(skills, |(skill, task)| {
-                    format!("skill '{skill}' was made for task '{task}'")
-                });
-                write!(f, "{skills}, but task '{chosen}' was chosen")
+                let made = |(skill, task): &_| format!("skill '{skill}' was made for task '{task}'");
+                &format!("{}, but task '{chosen}' was chosen", list(skills, made))
             }
             Notice::TasksDiffer { skills } => {
                 let skills = list(skills, |(skill, task)| match task {
                     Some(task) => format!("'{skill}' for '{task}'"),
                     None => format!("'{skill}' for none"),
                 });
-                write!(
-                    f,
-                    "the skills were made for different tasks ({skills}); the default task is used"
-                )
+                &format!("the skills were made for different tasks ({skills}); the default task is used")
             }
             Notice::EnergiesDiffer { skills } => {
                 let skills = list(skills, |(skill, layer)| format!("{skill} after {layer}"));
-                write!(
-                    f,
-                    "the energies E of skills from different layers are not comparable: {skills}"
-                )
+                &format!("the energies E of skills from different layers are not comparable: {skills}")
             }
-        }
+        };
+        f.write_str(text)
     }
 }

@@ -1,6 +1,6 @@
 //! Options of loading a model and of answering, with defaults and units.
 
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::op::MAX_WIDTH;
 use std::str::FromStr;
 
@@ -13,9 +13,16 @@ pub const DEFAULT_CTX: u32 = 4096;
 /// The default of [`AnswerOptions::max_tokens`].
 pub const DEFAULT_MAX_TOKENS: usize = 512;
 
-/// Adds a setter for each field.
-macro_rules! setters {
-    ($options:ident { $($field:ident: $type:ty),+ $(,)? }) => {
+/// Defines a struct of options with a setter for each field.
+macro_rules! options {
+    ($(#[doc = $doc:literal])* $options:ident { $($(#[doc = $about:literal])* $field:ident: $type:ty,)+ }) => {
+        $(#[doc = $doc])*
+        #[derive(Clone, Debug, Default)]
+        #[non_exhaustive]
+        pub struct $options {
+            $($(#[doc = $about])* pub $field: $type,)+
+        }
+
         impl $options {
             $(
                 #[doc = concat!("Sets [`", stringify!($options), "::", stringify!($field), "`].")]
@@ -57,11 +64,10 @@ impl FromStr for DeviceChoice {
             "gpu" => DeviceChoice::Gpu,
             "software" => DeviceChoice::Software,
             "cpu" => DeviceChoice::Cpu,
-            "" => return Err(Error::new(Kind::Usage, "the device name is empty")),
-            other => match other.parse() {
-                Ok(index) => DeviceChoice::Index(index),
-                Err(_) => DeviceChoice::Name(other.to_string()),
-            },
+            "" => bail!(Usage, "the device name is empty"),
+            other => other
+                .parse()
+                .map_or_else(|_| DeviceChoice::Name(other.into()), DeviceChoice::Index),
         })
     }
 }
@@ -88,10 +94,11 @@ impl FromStr for Speculation {
             ("auto", _) => Ok(Speculation::Auto),
             ("off", _) => Ok(Speculation::Off),
             (_, Ok(drafts)) if (1..MAX_WIDTH).contains(&drafts) => Ok(Speculation::Drafts(drafts)),
-            _ => Err(Error::new(
-                Kind::Usage,
-                format!("expected auto, off, or 1 to {} drafts, found '{text}'", MAX_WIDTH - 1),
-            )),
+            _ => bail!(
+                Usage,
+                "expected auto, off, or 1 to {} drafts, found '{text}'",
+                MAX_WIDTH - 1
+            ),
         }
     }
 }
@@ -149,66 +156,34 @@ impl Overlay {
     }
 }
 
-/// Options of loading a model.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LoadOptions {
-    /// Which device runs the model.
-    pub device: DeviceChoice,
-    /// Length of the context in tokens. 0 = the length the model was trained for; `None` = that, but at most 4096.
-    pub ctx: Option<u32>,
-    /// Type of cached keys and values.
-    pub kv: Kv,
-    /// Most device memory to use, in MiB; `None` = no limit.
-    pub vram_mb: Option<u64>,
-    /// Compile shaders with bounds checks, for debugging.
-    pub checked_shaders: bool,
-    /// Prepare for reading the logits of every prompt position.
-    pub all_logits: bool,
-    /// Speculative decoding.
-    pub speculation: Speculation,
-    /// Which hidden state a draft head reads, if the file does not specify it. Answers do not depend on it, but how many
-    /// drafts are accepted does.
-    pub draft_input: HeadInput,
-    /// The task whose mask is active.
-    pub task: TaskChoice,
-    /// Count how often each expert of a mixture is chosen.
-    pub count_routes: bool,
-    /// The active skills.
-    pub overlay: Overlay,
-}
-
-impl Default for LoadOptions {
-    fn default() -> Self {
-        LoadOptions {
-            device: DeviceChoice::Auto,
-            ctx: None,
-            kv: Kv::F16,
-            vram_mb: None,
-            checked_shaders: false,
-            all_logits: false,
-            speculation: Speculation::Auto,
-            draft_input: HeadInput::Stream,
-            task: TaskChoice::Default,
-            count_routes: false,
-            overlay: Overlay::Backbone,
-        }
+options! {
+    /// Options of loading a model.
+    LoadOptions {
+        /// Which device runs the model.
+        device: DeviceChoice,
+        /// Length of the context in tokens. 0 = the length the model was trained for; `None` = that, but at most 4096.
+        ctx: Option<u32>,
+        /// Type of cached keys and values.
+        kv: Kv,
+        /// Most device memory to use, in MiB; `None` = no limit.
+        vram_mb: Option<u64>,
+        /// Compile shaders with bounds checks, for debugging.
+        checked_shaders: bool,
+        /// Prepare for reading the logits of every prompt position.
+        all_logits: bool,
+        /// Speculative decoding.
+        speculation: Speculation,
+        /// Which hidden state a draft head reads, if the file does not specify it. Answers do not depend on it, but how many
+        /// drafts are accepted does.
+        draft_input: HeadInput,
+        /// The task whose mask is active.
+        task: TaskChoice,
+        /// Count how often each expert of a mixture is chosen.
+        count_routes: bool,
+        /// The active skills.
+        overlay: Overlay,
     }
 }
-
-setters!(LoadOptions {
-    device: DeviceChoice,
-    ctx: Option<u32>,
-    kv: Kv,
-    vram_mb: Option<u64>,
-    checked_shaders: bool,
-    all_logits: bool,
-    speculation: Speculation,
-    draft_input: HeadInput,
-    task: TaskChoice,
-    count_routes: bool,
-    overlay: Overlay,
-});
 
 impl LoadOptions {
     /// Length of the context in tokens. `trained` is the length the model was trained for, if its file has it.
@@ -228,30 +203,24 @@ impl LoadOptions {
     }
 }
 
-/// Options of an answer.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct AnswerOptions {
-    /// How tokens are chosen; `None` = the model's own defaults.
-    pub sampling: Option<Sampling>,
-    /// Most tokens of the answer; `None` = 512.
-    pub max_tokens: Option<usize>,
-    /// Texts that end the answer and are not part of it.
-    pub stop: Vec<String>,
-    /// Further variables for the chat template, such as `{"enable_thinking": false}`.
-    pub template_kwargs: serde_json::Map<String, serde_json::Value>,
+options! {
+    /// Options of an answer.
+    AnswerOptions {
+        /// How tokens are chosen; `None` = the model's own defaults.
+        sampling: Option<Sampling>,
+        /// Most tokens of the answer; `None` = 512.
+        max_tokens: Option<usize>,
+        /// Texts that end the answer and are not part of it.
+        stop: Vec<String>,
+        /// Further variables for the chat template, such as `{"enable_thinking": false}`.
+        template_kwargs: serde_json::Map<String, serde_json::Value>,
+    }
 }
-
-setters!(AnswerOptions {
-    sampling: Option<Sampling>,
-    max_tokens: Option<usize>,
-    stop: Vec<String>,
-    template_kwargs: serde_json::Map<String, serde_json::Value>,
-});
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Kind;
 
     #[test]
     fn blends_are_ids_with_weights() {

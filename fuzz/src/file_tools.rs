@@ -2,10 +2,9 @@
 
 use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::source::{SkillView, Tensors};
-use cmf_gpu::tools::compact::compact;
 use cmf_gpu::tools::defrag::defrag;
 use cmf_gpu::tools::moe::{self, Narrowing, RoutingStats};
-use cmf_gpu::tools::shard::shard;
+use cmf_gpu::tools::shard::{compact, shard};
 use cmf_gpu::tools::sign;
 use serde_json::{Map, json};
 use std::ops::ControlFlow;

@@ -1,29 +1,22 @@
 //! Flags that several commands share, and the parsing of their values.
 
-use super::context::{Context, usage};
+use super::context::Context;
 use super::model::ModelArgs;
 use super::output::{Output, size};
 use super::overlay::{self, OverlayArgs};
 use clap::Args;
-use cmf_gpu::engine::{DeviceReport, LoadProgress};
+use cmf_gpu::engine::DeviceReport;
 use cmf_gpu::options::{DeviceChoice, Kv, Speculation, TaskChoice};
 use cmf_gpu::source::ModelSource;
-use cmf_gpu::{Engine, Error, Kind, LoadOptions, Result};
+use cmf_gpu::{Engine, Error, LoadOptions, Result};
 use serde_json::{Value, json};
-use std::fs::File;
-use std::io::Read;
-use std::ops::ControlFlow;
-use std::path::Path;
 use std::str::FromStr;
-
-/// Most bytes of a text file.
-const MAX_TEXT: u64 = 64 << 20;
 
 /// Which device runs the model, and with how much memory.
 #[derive(Args)]
 pub struct DeviceArgs {
     /// auto, gpu, cpu, software, an index in the list of devices, or a part of a name
-    #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = device, hide_env_values = true)]
+    #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = parsed::<DeviceChoice>, hide_env_values = true)]
     device: DeviceChoice,
     /// Length of the context in tokens; 0 = the length the model was trained for [default: that, at most 4096]
     #[arg(
@@ -59,7 +52,7 @@ pub struct DeviceArgs {
 pub struct TaskArgs {
     /// The task whose mask is active, none = the full model [default: the task of the active skill, else the file's default
     /// task, if it has a mask]
-    #[arg(long, value_name = "NAME", value_parser = task)]
+    #[arg(long, value_name = "NAME", value_parser = parsed::<TaskChoice>)]
     task: Option<TaskChoice>,
 }
 
@@ -103,8 +96,8 @@ impl DeviceArgs {
     }
 }
 
-fn device(text: &str) -> Result<DeviceChoice, String> {
-    // The parser puts the flag in front of the message.
+/// The value of an option. Errors: the message without its kind; the parser puts the flag in front of it.
+pub fn parsed<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|err: Error| err.message)
 }
 
@@ -120,12 +113,9 @@ pub fn positive<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
 
 fn whole_from<T: TryFrom<u64>>(least: u64, text: &str) -> Result<T, String> {
     let number = text.parse::<u64>().ok().filter(|&number| number >= least);
-    number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
-        format!(
-            "expected a whole number from {least} to {}",
-            u64::MAX >> (64 - 8 * size_of::<T>())
-        )
-    })
+    let most = u64::MAX >> (64 - 8 * size_of::<T>());
+    let number = number.and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| format!("expected a whole number from {least} to {most}"))
 }
 
 fn kv(text: &str) -> Result<Kv, String> {
@@ -137,32 +127,15 @@ fn kv(text: &str) -> Result<Kv, String> {
     }
 }
 
-fn task(text: &str) -> Result<TaskChoice, String> {
-    text.parse().map_err(|err: Error| err.message)
-}
-
 /// Loads a model with a progress bar, and prints the device, the skills and the task. The first Ctrl-C cancels it.
 pub fn load(source: ModelSource, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
-    let engine = with_progress(context, |progress| Engine::open(source, options, progress))?;
+    let engine = context.cancellable("loading", |progress| Engine::open(source, options, progress))?;
     announce(engine.device_report(), engine.load_s(), &context.out);
     overlay::announce(&engine, &context.out);
     if let Some(task) = engine.task() {
         context.out.note(format!("task {task}"));
     }
     Ok(engine)
-}
-
-/// Calls `load` with a progress bar; the first Ctrl-C cancels it.
-pub fn with_progress<T>(context: &mut Context, load: impl FnOnce(LoadProgress) -> Result<T>) -> Result<T> {
-    let cancel = context.interrupt.graceful();
-    let mut bar = context.out.progress("loading", true);
-    load(&mut |done, total| {
-        bar.set(done, total);
-        match cancel.is_cancelled() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    })
 }
 
 /// Prints the notices of loading, the device and its memory.
@@ -193,12 +166,10 @@ pub fn token_list(text: &str) -> Result<Tokens, String> {
 
 /// Numbers separated by commas, of a type that may hold more than token ids.
 pub fn ids<T: FromStr>(text: &str) -> Result<Vec<T>, String> {
-    let ids = text.split(',').map(|id| {
-        id.trim()
-            .parse()
-            .map_err(|_| format!("expected token ids like 1,2,3, found '{id}'"))
-    });
-    ids.collect()
+    let bad = |id| format!("expected token ids like 1,2,3, found '{id}'");
+    text.split(',')
+        .map(|id| id.trim().parse().map_err(|_| bad(id)))
+        .collect()
 }
 
 /// Token ids. A type of its own, because the parser takes a plain list for a repeated flag.
@@ -210,31 +181,6 @@ pub fn show_tokens(tokens: &[u32]) -> String {
     tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// A text file, `-` for stdin. Errors: `Io`; `Parse` when it is not UTF-8; `Usage` when it is too long.
-pub fn read_text(path: &Path) -> Result<String> {
-    if path == Path::new("-") {
-        return read_stream(std::io::stdin().lock(), Path::new("stdin"));
-    }
-    let file = File::open(path).map_err(|err| Error::io(path, &err))?;
-    read_stream(file, path)
-}
-
-fn read_stream(stream: impl Read, path: &Path) -> Result<String> {
-    let mut bytes = Vec::new();
-    stream
-        .take(MAX_TEXT + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|err| Error::io(path, &err))?;
-    let shown = path.display();
-    if bytes.len() as u64 > MAX_TEXT {
-        return Err(usage(format!("{shown}: longer than {}", size(MAX_TEXT))));
-    }
-    String::from_utf8(bytes).map_err(|err| {
-        let at = err.utf8_error().valid_up_to();
-        Error::new(Kind::Parse, format!("{shown}: not UTF-8 at byte {at}"))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,18 +189,13 @@ mod tests {
     fn numbers_out_of_range_name_the_range() {
         assert_eq!(whole::<u32>("4294967295"), Ok(u32::MAX));
         assert_eq!(whole::<u64>("18446744073709551615"), Ok(u64::MAX));
+        let range = "expected a whole number from 0 to 4294967295";
         for bad in ["-1", "4294967296", "1.5", "", "many"] {
-            assert_eq!(
-                whole::<u32>(bad).unwrap_err(),
-                "expected a whole number from 0 to 4294967295"
-            );
+            assert_eq!(whole::<u32>(bad).unwrap_err(), range);
         }
         assert!(whole::<u64>("-1").unwrap_err().ends_with("to 18446744073709551615"));
         assert_eq!(positive::<u32>("1"), Ok(1));
-        assert_eq!(
-            positive::<u32>("0").unwrap_err(),
-            "expected a whole number from 1 to 4294967295"
-        );
+        assert_eq!(positive::<u32>("0").unwrap_err(), range.replace("from 0", "from 1"));
     }
 
     #[test]

@@ -7,47 +7,54 @@ mod plan;
 
 pub use args::Args;
 
-use super::args::{announce, device_json, load, with_progress};
+use super::answer::counters_json;
+use super::args::{announce, device_json, load};
 use super::context::{Context, Outcome, Result, usage};
-use super::model;
 use super::output::Output;
-use super::report::counters_json;
 use args::{Form, Source};
-use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::{DeviceReport, LoadedModel, open_device};
 use cmf_gpu::gpu::{self, Costs};
 use cmf_gpu::graph::Counters;
 use cmf_gpu::lm::run::Session;
-use cmf_gpu::source::ModelSource;
-use cmf_gpu::synthetic::{Shape, synthetic};
-use cmf_gpu::{Engine, Error, Kind, LoadOptions};
+use cmf_gpu::synthetic::synthetic;
+use cmf_gpu::{Error, Kind, LoadOptions};
 use measure::{Row, generation_row, prompt_row};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let source = args.source()?;
-    if args.plan {
-        return plan::run(&args, source, context);
-    }
-    if args.repetitions == 0 || (args.n_prompt == 0 && args.n_gen == 0) {
+    if !args.plan && (args.repetitions == 0 || (args.n_prompt == 0 && args.n_gen == 0)) {
         return Err(usage("nothing to measure: expected -r and one of -p, -n above 0"));
     }
-    let options = args.options(&source)?;
-    let subject = Subject::open(source, args.quant)?;
-    if let Some(ctx) = subject.ctx(&options)? {
+    let options = args.options()?;
+    let source = args.source()?;
+    if args.plan {
+        return plan::run(&args, source, options, context);
+    }
+    if let Some(ctx) = known_ctx(&source, &options)? {
         args.check_fits(ctx)?;
     }
-    let costs = match args.costs {
-        true => device_costs(&options)?,
-        false => None,
+    let costs = if args.costs { device_costs(&options)? } else { None };
+    let own_flags = |err| with_own_flags(err, &args);
+    let report = match source {
+        Source::Model(source) => {
+            let mut engine = load(*source, &options, context).map_err(own_flags)?;
+            let device = engine.device_report().clone();
+            measure(&args, device, engine.session(), costs, context)?
+        }
+        Source::Synthetic(shape) => {
+            let start = Instant::now();
+            let (arch, tensors) = synthetic(&shape, args.quant)?;
+            let tensors = Arc::new(tensors);
+            let loaded = context.cancellable("loading", |progress| {
+                LoadedModel::open(&arch, tensors, &options, progress)
+            });
+            let mut loaded = loaded.map_err(own_flags)?;
+            announce(&loaded.report, start.elapsed().as_secs_f64(), &context.out);
+            measure(&args, loaded.report, &mut loaded.session, costs, context)?
+        }
     };
-    let mut loaded = subject
-        .load(&options, context)
-        .map_err(|err| with_own_flags(err, &args))?;
-    args.check_fits(loaded.report().ctx)?;
-    let report = measure(&args, &mut loaded, costs, context)?;
     let form = if context.out.json { Form::Json } else { args.output };
     report.print(form, &args, &mut context.out)?;
     Ok(Outcome::Done)
@@ -62,64 +69,14 @@ fn with_own_flags(err: Error, args: &Args) -> Error {
     Error::new(err.kind, format!("{}; -p {p} and -n {n} set the context", err.message))
 }
 
-/// A model file, or random weights.
-enum Subject {
-    Model(Box<ModelSource>),
-    Synthetic(Shape, Dtype),
-}
-
-impl Subject {
-    fn open(source: Source, quant: Dtype) -> Result<Subject> {
-        Ok(match source {
-            Source::Model(path) => Subject::Model(Box::new(model::open(&path)?)),
-            Source::Synthetic(shape) => Subject::Synthetic(shape, quant),
-        })
-    }
-
-    /// Positions of the context, if known before loading.
-    fn ctx(&self, options: &LoadOptions) -> Result<Option<u32>> {
-        let trained = match self {
-            Subject::Model(source) => source.arch.max_position_embeddings,
-            Subject::Synthetic(..) if options.ctx == Some(0) => return Ok(None),
-            Subject::Synthetic(..) => None,
-        };
-        options.positions(trained).map(Some)
-    }
-
-    fn load(self, options: &LoadOptions, context: &mut Context) -> Result<Loaded> {
-        let (shape, quant) = match self {
-            Subject::Model(source) => return Ok(Loaded::Model(Box::new(load(*source, options, context)?))),
-            Subject::Synthetic(shape, quant) => (shape, quant),
-        };
-        let start = Instant::now();
-        let (arch, tensors) = synthetic(&shape, quant)?;
-        let tensors = Arc::new(tensors);
-        let loaded = with_progress(context, |progress| LoadedModel::open(&arch, tensors, options, progress))?;
-        announce(&loaded.report, start.elapsed().as_secs_f64(), &context.out);
-        Ok(Loaded::Synthetic(Box::new(loaded)))
-    }
-}
-
-/// A loaded [`Subject`].
-enum Loaded {
-    Model(Box<Engine>),
-    Synthetic(Box<LoadedModel>),
-}
-
-impl Loaded {
-    fn report(&self) -> &DeviceReport {
-        match self {
-            Loaded::Model(engine) => engine.device_report(),
-            Loaded::Synthetic(loaded) => &loaded.report,
-        }
-    }
-
-    fn session(&mut self) -> &mut Session {
-        match self {
-            Loaded::Model(engine) => engine.session(),
-            Loaded::Synthetic(loaded) => &mut loaded.session,
-        }
-    }
+/// Positions of the context, if known before loading.
+fn known_ctx(source: &Source, options: &LoadOptions) -> Result<Option<u32>> {
+    let trained = match source {
+        Source::Model(source) => source.arch.max_position_embeddings,
+        Source::Synthetic(_) if options.ctx == Some(0) => return Ok(None),
+        Source::Synthetic(_) => None,
+    };
+    options.positions(trained).map(Some)
 }
 
 /// Costs of the device that will run the model; `None` on the CPU reference.
@@ -138,9 +95,14 @@ struct Report {
     totals: Counters,
 }
 
-fn measure(args: &Args, loaded: &mut Loaded, costs: Option<Costs>, context: &Context) -> Result<Report> {
-    let device = loaded.report().clone();
-    let session = loaded.session();
+fn measure(
+    args: &Args,
+    device: DeviceReport,
+    session: &mut Session,
+    costs: Option<Costs>,
+    context: &Context,
+) -> Result<Report> {
+    args.check_fits(device.ctx)?;
     let cancel = context.interrupt.cancel();
     let mut rows = Vec::new();
     let mut decode = (0, Counters::default());
@@ -183,33 +145,18 @@ impl Report {
     }
 
     fn json(&self, args: &Args) -> Value {
-        let rows = self
-            .rows
-            .iter()
-            .map(|row| json!({"test": row.test, "tok_s": row.tok_s, "sd": row.sd, "weight_gb_s": row.weight_gb_s}));
         let (runs, decode) = &self.decode;
         json!({
-            "rows": rows.collect::<Vec<_>>(),
+            "rows": self.rows,
             "version": env!("CARGO_PKG_VERSION"),
             "host": format!("{} {}", std::env::consts::ARCH, std::env::consts::OS),
             "device": device_json(&self.device),
             "kv": args.load.device.kv.name(),
             "repetitions": args.repetitions,
-            "costs": self.costs.as_ref().map(costs_json),
+            "costs": self.costs,
             "counters": counters_json(decode, *runs, &self.totals, &self.device),
         })
     }
-}
-
-fn costs_json(costs: &Costs) -> Value {
-    json!({
-        "stream_gb_s": costs.stream_gb_s,
-        "stream_bytes": costs.stream_bytes,
-        "dispatch_us": costs.dispatch_us,
-        "encode_us": costs.encode_us,
-        "empty_workgroup_ns": costs.empty_workgroup_ns,
-        "round_trip_us": costs.round_trip_us,
-    })
 }
 
 fn costs_line(costs: &Costs) -> String {

@@ -190,13 +190,9 @@ impl<'a> Chat<'a> {
             NO_TASK => TaskChoice::Full,
             name => TaskChoice::Named(name.into()),
         };
-        match self.engine.choose_task(&choice) {
-            Err(err) if is_fatal(err.kind) => return Err(err),
-            Err(err) => sink.say(&err.message),
-            Ok(notices) => {
-                note_all(&notices, sink);
-                sink.say(&overlay::describe_task(self.engine));
-            }
+        if let Some(notices) = said(self.engine.choose_task(&choice), sink)? {
+            note_all(&notices, sink);
+            sink.say(&overlay::describe_task(self.engine));
         }
         Ok(())
     }
@@ -208,15 +204,12 @@ impl<'a> Chat<'a> {
             return Ok(());
         }
         let before = self.engine.task().map(str::to_owned);
-        match self.engine.set_skill(Some(value).filter(|value| *value != "none")) {
-            Err(err) if is_fatal(err.kind) => return Err(err),
-            Err(err) => sink.say(&err.message),
-            Ok(notices) => {
-                note_all(&notices, sink);
-                sink.say(&overlay::describe_skills(self.engine));
-                if self.engine.task() != before.as_deref() {
-                    sink.say(&overlay::describe_task(self.engine));
-                }
+        let skill = Some(value).filter(|value| *value != "none");
+        if let Some(notices) = said(self.engine.set_skill(skill), sink)? {
+            note_all(&notices, sink);
+            sink.say(&overlay::describe_skills(self.engine));
+            if self.engine.task() != before.as_deref() {
+                sink.say(&overlay::describe_task(self.engine));
             }
         }
         Ok(())
@@ -226,16 +219,9 @@ impl<'a> Chat<'a> {
         let report = self.engine.device_report();
         let device = format!("{} ({}, {})", report.name, report.backend, report.kind);
         let ctx = report.ctx;
-        let system = if self.system.is_some() {
-            " and a system message"
-        } else {
-            ""
-        };
-        let conversation = format!(
-            "{} messages{system}, {} of {ctx} tokens cached",
-            self.messages.len(),
-            self.engine.session().cached().len()
-        );
+        let system = self.system.as_ref().map_or("", |_| " and a system message");
+        let (messages, cached) = (self.messages.len(), self.engine.session().cached().len());
+        let conversation = format!("{messages} messages{system}, {cached} of {ctx} tokens cached");
         let last = self.last.as_deref().unwrap_or("no answer yet");
         [&conversation, last, &device].join("\n")
     }
@@ -256,10 +242,8 @@ impl<'a> Chat<'a> {
     /// Answers the last of `messages`; with the answer they become the conversation.
     fn answer(&mut self, mut messages: Vec<Message>, cancel: &Cancel, sink: &mut dyn Sink) -> Result<()> {
         // With a fixed seed, /regen gives different answers, and the same ones in every chat.
-        let seed = self
-            .settings
-            .seed
-            .map_or_else(random_seed, |seed| seed.wrapping_add(self.retries));
+        let fixed = self.settings.seed.map(|seed| seed.wrapping_add(self.retries));
+        let seed = fixed.unwrap_or_else(random_seed);
         self.options.max_tokens = Some(self.settings.max_tokens);
         self.options.sampling = Some(Sampling {
             seed,
@@ -302,10 +286,19 @@ impl<'a> Chat<'a> {
     }
 }
 
+/// The result of a change; `None` after an error, which is printed. Errors: those of [`is_fatal`].
+fn said<T>(result: Result<T>, sink: &mut dyn Sink) -> Result<Option<T>> {
+    match result {
+        Err(err) if !is_fatal(err.kind) => {
+            sink.say(&err.message);
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
+}
+
 /// Whether an error ends the chat.
 fn is_fatal(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::Io | Kind::DeviceLost | Kind::DeviceError | Kind::OutOfMemory | Kind::Internal
-    )
+    use Kind::{DeviceError, DeviceLost, Internal, Io, OutOfMemory};
+    matches!(kind, Io | DeviceLost | DeviceError | OutOfMemory | Internal)
 }

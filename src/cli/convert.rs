@@ -1,19 +1,17 @@
 //! `convert`: other model formats to CMF.
 
-use super::context::{Context, Outcome, Result};
-use super::output::size;
-use super::shard::gigabytes;
+use super::context::{Context, Result};
+use super::output::{shown, size};
+use super::tools::gigabytes;
 use cmf_gpu::convert::{Event, Options, Report, RouterStats, convert};
 use cmf_gpu::dtype::Dtype;
-use cmf_gpu::error::{Error, escape};
+use cmf_gpu::error::Error;
 use cmf_gpu::format::not_the_output;
 use cmf_gpu::tools::shard::convert_to_shards;
 use serde_json::{Value, json};
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Flags of `convert`.
 #[derive(clap::Args)]
 pub struct Args {
     /// A Hugging Face directory, a .safetensors, .gguf or .cmf file
@@ -50,44 +48,28 @@ fn tensor_quant(text: &str) -> Result<(String, Dtype), String> {
 /// A type by its quantisation name.
 pub fn quant(name: &str) -> Result<Dtype, String> {
     Dtype::from_quant_name(name).ok_or_else(|| {
-        let names: Vec<_> = Dtype::all()
-            .map(Dtype::quant_name)
-            .filter(|name| !name.is_empty())
-            .collect();
-        format!("expected one of {}", names.join(" "))
+        let names = Dtype::all().map(Dtype::quant_name).filter(|name| !name.is_empty());
+        format!("expected one of {}", names.collect::<Vec<_>>().join(" "))
     })
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let cancel = context.interrupt.graceful();
     let start = Instant::now();
     let options = options(&args)?;
-    let mut bar = context.out.progress("converting", false);
-    let mut progress = |event: Event| {
-        let Event::Tensor { done, total, .. } = event;
-        bar.set(done as u64, total as u64);
-        match cancel.is_cancelled() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+    let report = context.with_bar("converting", false, |progress| {
+        let mut progress = |Event::Tensor { done, total, .. }: Event| progress(done as u64, total as u64);
+        match args.shard_max_gb {
+            None => convert(&args.src, &args.out, &options, &mut progress),
+            Some(most) => Ok(convert_to_shards(&args.src, &args.out, most, &options, &mut progress)?.0),
         }
-    };
-    let report = match args.shard_max_gb {
-        None => convert(&args.src, &args.out, &options, &mut progress)?,
-        Some(most) => convert_to_shards(&args.src, &args.out, most, &options, &mut progress)?.0,
-    };
-    drop(bar);
+    })?;
     print_notes(&report, context);
-    match context.out.json {
-        true => context.out.json(&json(&report))?,
-        false => context.out.line(format!(
-            "{}: {} tensors, {}, in {:.1} s",
-            escape(args.out.display().to_string()),
-            report.tensors,
-            size(report.bytes),
-            start.elapsed().as_secs_f64()
-        ))?,
-    }
-    Ok(Outcome::Done)
+    let (out, tensors, bytes) = (shown(&args.out), report.tensors, size(report.bytes));
+    let line = format!(
+        "{out}: {tensors} tensors, {bytes}, in {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
+    context.answer(json(&report), [line])
 }
 
 fn options(args: &Args) -> Result<Options> {

@@ -1,45 +1,45 @@
 //! `devices`: the devices that can run models.
 
-use super::context::{Context, Outcome, Result};
+use super::context::{Context, Result};
 use super::output::size;
 use cmf_gpu::gpu::{self, Adapter};
 use serde_json::{Value, json};
 
 pub fn run(context: &mut Context) -> Result {
     let adapters = gpu::adapters();
-    if context.out.json {
-        let mut devices: Vec<Value> = adapters.iter().enumerate().map(json).collect();
-        // No index: it is chosen by name.
-        devices.push(json!({
-            "index": null, "name": "CPU reference", "backend": "cpu", "kind": "cpu", "driver": "", "memory": null,
-            "limits": {}, "features": [],
-        }));
-        context.out.json(&json!({"devices": devices}))?;
-        return Ok(Outcome::Done);
+    let mut devices: Vec<Value> = adapters.iter().enumerate().map(json).collect();
+    // No index: it is chosen by name.
+    devices.push(json!({
+        "index": null, "name": "CPU reference", "backend": "cpu", "kind": "cpu", "driver": "", "memory": null,
+        "limits": {}, "features": [],
+    }));
+    let lines = adapters.iter().enumerate().map(text);
+    let outcome = context.answer(
+        json!({"devices": devices}),
+        lines.chain(["cpu: CPU reference (cpu, cpu)".into()]),
+    )?;
+    if adapters.is_empty() && !context.out.json {
+        let hint = "note: no GPU adapter was found; is a Vulkan, Metal or DirectX 12 driver installed?";
+        context.out.note(hint);
     }
-    for (index, adapter) in adapters.iter().enumerate() {
-        context.out.line(format!(
-            "{index}: {} ({}, {})\n   driver {}\n   buffers up to {}, bindings up to {}, workgroup memory {}, \
-             subgroups {} to {}\n   features: {}",
-            adapter.name,
-            adapter.backend,
-            adapter.kind.name(),
-            adapter.driver,
-            size(adapter.max_buffer),
-            size(adapter.max_binding),
-            size(adapter.max_workgroup_bytes.into()),
-            adapter.subgroup[0],
-            adapter.subgroup[1],
-            adapter.features().join(", "),
-        ))?;
-    }
-    context.out.line("cpu: CPU reference (cpu, cpu)")?;
-    if adapters.is_empty() {
-        context
-            .out
-            .note("note: no GPU adapter was found; is a Vulkan, Metal or DirectX 12 driver installed?");
-    }
-    Ok(Outcome::Done)
+    Ok(outcome)
+}
+
+fn text((index, adapter): (usize, &Adapter)) -> String {
+    format!(
+        "{index}: {} ({}, {})\n   driver {}\n   buffers up to {}, bindings up to {}, workgroup memory {}, subgroups {} to {}\n   \
+         features: {}",
+        adapter.name,
+        adapter.backend,
+        adapter.kind.name(),
+        adapter.driver,
+        size(adapter.max_buffer),
+        size(adapter.max_binding),
+        size(adapter.max_workgroup_bytes.into()),
+        adapter.subgroup[0],
+        adapter.subgroup[1],
+        adapter.features().join(", "),
+    )
 }
 
 fn json((index, adapter): (usize, &Adapter)) -> Value {

@@ -3,7 +3,7 @@
 mod print;
 
 use super::args::whole;
-use super::context::{Context, Outcome, Result};
+use super::context::{Context, Result};
 use super::model::{ModelArgs, open_cmf};
 use super::{mask, skill};
 use cmf_gpu::engine::{AUTO_DRAFTS, sampling_defaults, stop_tokens};
@@ -23,7 +23,6 @@ use std::collections::BTreeMap;
 /// Tokens of a prefill chunk on a GPU, for which memory is planned.
 const CHUNK: u32 = 256;
 
-/// Flags of `info`.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -48,11 +47,8 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Result {
     let container = open_cmf(&args.model.path()?)?;
     let object = describe(&container, &args);
-    match context.out.json {
-        true => context.out.json(&object)?,
-        false => print::print(&object, &mut context.out)?,
-    }
-    Ok(Outcome::Done)
+    let lines = print::lines(&object);
+    context.answer(object, lines)
 }
 
 fn describe(container: &CmfContainer, args: &Args) -> Value {
@@ -68,19 +64,19 @@ fn describe(container: &CmfContainer, args: &Args) -> Value {
     for info in infos {
         *bytes_by_dtype.entry(info.dtype.name()).or_default() += info.nbytes;
     }
-    let shards = container.shard_paths().iter();
-    let shards: Vec<String> = shards.map(|path| path.display().to_string()).collect();
+    let shards = container.shard_paths().iter().map(|path| path.display().to_string());
     let config = &header.tokenizer_config;
     // The tokenizer decides which tokens are special, so the stop tokens are unknown if it is invalid.
     let tokenizer = container.tokenizer_json().map(Tokenizer::from_json).transpose();
-    let stops =
-        tokenizer.map(|tokenizer| stop_tokens(&config.eos_token_ids, header.arch.vocab_size, tokenizer.as_ref()));
+    let (eos, vocab) = (&config.eos_token_ids, header.arch.vocab_size);
+    let stops = tokenizer.map(|tokenizer| stop_tokens(eos, vocab, tokenizer.as_ref()));
+    let elements: u64 = infos.iter().map(|info| info.shape.iter().product::<u64>()).sum();
     let mut object = json!({
         "format": "cmf-v2",
         "bytes": container.file_bytes(),
         "arch": container.header_json().get("arch"),
         "quant_type": header.quant_type,
-        "params": planned.as_ref().map_or_else(|_| infos.iter().map(elements).sum(), |planned| planned.parameters),
+        "params": planned.as_ref().map_or_else(|_| elements, |planned| planned.parameters),
         "runs": planned.is_ok(),
         "reason": planned.as_ref().err().map(ToString::to_string),
         "layers": layers,
@@ -95,13 +91,13 @@ fn describe(container: &CmfContainer, args: &Args) -> Value {
         "sampling": sampling(&header.provenance),
         "masks": mask::describe(container),
         "skills": skill::describe(container),
-        "shards": shards,
+        "shards": shards.collect::<Vec<_>>(),
         "index": index(container),
         "mtp": header.arch.mtp,
         "draft_head": model.map(|model| model.mtp.is_some()),
         "moe": header.arch.moe,
         "experts_per_layer": model.and_then(experts),
-        "unused": planned.as_ref().map_or_else(|_| Vec::new(), |planned| planned.unused.clone()),
+        "unused": planned.as_ref().map_or(&[][..], |planned| &planned.unused),
         "memory": planned.as_ref().ok().map(|planned| memory(&planned.plan)),
         "provenance": header.provenance,
     });
@@ -123,10 +119,8 @@ struct Planned {
 
 fn planned(container: &CmfContainer, ctx: Option<u32>) -> Result<Planned> {
     if container.is_skill_file() {
-        return Err(Error::new(
-            Kind::SkillFile,
-            "this file is a skill; it cannot run without its base model",
-        ));
+        let message = "this file is a skill; it cannot run without its base model";
+        return Err(Error::new(Kind::SkillFile, message));
     }
     let backbone = SkillView::new(container, container.skills(), None)?;
     let model = model::bind(&container.header().arch, &backbone)?;
@@ -165,7 +159,7 @@ fn plan(model: &Model, tensors: &dyn Tensors, ctx: Option<u32>) -> Result<Plan> 
         Some(0) => trained.unwrap_or(DEFAULT_CTX),
         Some(ctx) => ctx,
     };
-    let without_drafts = LowerOptions {
+    let options = LowerOptions {
         ctx,
         chunk: CHUNK,
         kv: Kv::F16,
@@ -176,36 +170,31 @@ fn plan(model: &Model, tensors: &dyn Tensors, ctx: Option<u32>) -> Result<Plan> 
         draft_input: HeadInput::Stream,
         experts: ExpertOptions::default(),
     };
-    if model.mtp.is_some() {
-        let drafts = AUTO_DRAFTS;
+    let planned = |drafts| {
+        lower(
+            model,
+            tensors,
+            &LowerOptions { drafts, ..options },
+            &Measured::default(),
+        )
+    };
+    match model.mtp {
         // Like `run`, which leaves out a draft head that cannot be used.
-        let with_drafts = LowerOptions {
-            drafts,
-            ..without_drafts
-        };
-        if let Ok(plan) = lower(model, tensors, &with_drafts, &Measured::default()) {
-            return Ok(plan);
-        }
+        Some(_) => planned(AUTO_DRAFTS).or_else(|_| planned(0)),
+        None => planned(0),
     }
-    lower(model, tensors, &without_drafts, &Measured::default())
 }
 
 fn memory(plan: &Plan) -> Value {
-    let of = |ends: &[&str]| -> u64 {
-        let some = plan.graph.buffers.iter();
-        let some = some.filter(|buffer| ends.iter().any(|end| buffer.label.ends_with(end)));
-        some.map(|buffer| buffer.bytes).sum()
-    };
-    let (kv, state) = (of(&["_cache"]), of(&["gdn.state", "gdn.ring"]));
-    let (weights, buffers) = (plan.graph.weight_bytes(), plan.graph.buffer_bytes());
+    let cost = plan.cost();
     json!({
         "ctx": plan.ctx,
         "kv": plan.graph.kv.name(),
-        "weight_bytes": weights,
-        "kv_bytes": kv,
-        "state_bytes": state,
-        "scratch_bytes": buffers - kv - state,
-        "total_bytes": weights + buffers,
+        "weight_bytes": cost.weight_bytes,
+        "kv_bytes": cost.kv_bytes,
+        "state_bytes": cost.state_bytes,
+        "scratch_bytes": cost.other_bytes,
+        "total_bytes": cost.weight_bytes + plan.graph.buffer_bytes(),
     })
 }
 
@@ -222,10 +211,6 @@ fn experts(model: &Model) -> Option<Vec<usize>> {
 /// An f32 as the shortest decimal number: 0.7, not 0.699999988.
 fn short(value: f32) -> Option<f64> {
     value.to_string().parse().ok()
-}
-
-fn elements(info: &TensorInfo) -> u64 {
-    info.shape.iter().product()
 }
 
 fn tensor((info, payload): (&TensorInfo, &Payload)) -> Value {
@@ -245,13 +230,9 @@ fn index(container: &CmfContainer) -> Value {
     let Some(entries) = container.index() else {
         return Value::Null;
     };
-    let entries: Vec<Value> = entries
-        .iter()
-        .map(|entry| {
-            json!({
-                "task_id": entry.task_id, "layer": entry.layer, "groups": entry.groups.len(), "heads": entry.heads.len()
-            })
-        })
-        .collect();
-    json!({"bytes": container.index_section().map_or(0, <[u8]>::len), "entries": entries})
+    let entries = entries.iter().map(|entry| {
+        json!({"task_id": entry.task_id, "layer": entry.layer, "groups": entry.groups.len(), "heads": entry.heads.len()})
+    });
+    let bytes = container.index_section().map_or(0, <[u8]>::len);
+    json!({"bytes": bytes, "entries": entries.collect::<Vec<_>>()})
 }

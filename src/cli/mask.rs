@@ -1,6 +1,6 @@
 //! `mask`: lists the task masks of a model, or describes one of them layer by layer.
 
-use super::context::{Context, Outcome, Result};
+use super::context::{Context, Result};
 use super::model::open_cmf;
 use cmf_gpu::error::escape;
 use cmf_gpu::format::cmf::CmfContainer;
@@ -63,32 +63,20 @@ pub fn describe(container: &CmfContainer) -> Vec<Value> {
 
 fn list(container: &CmfContainer, context: &mut Context) -> Result {
     let masks = describe(container);
-    if context.out.json {
-        let default = container.masks().and_then(|masks| masks.default_task.clone());
-        context
-            .out
-            .json(&json!({"masks": masks, "default_task": default, "by_loop": container.has_loop_masks()}))?;
-        return Ok(Outcome::Done);
-    }
-    for mask in masks {
+    let line = |mask: &Value| {
         let text = |name: &str| mask[name].as_str().unwrap_or_default().to_owned();
-        let marks = [("default", "default"), ("open", "open"), ("experts", "experts")];
-        let marks: Vec<&str> = marks
+        let marks = ["default", "open", "experts"]
             .into_iter()
-            .filter(|(name, _)| mask[*name] == true)
-            .map(|(_, mark)| mark)
-            .collect();
-        let line = format!(
-            "{}  sparsity {}  quality {}  {}  {}",
-            text("name"),
-            mask["sparsity"],
-            mask["quality"],
-            marks.join(","),
-            text("description")
-        );
-        context.out.line(escape(line.trim_end().to_owned()))?;
-    }
-    Ok(Outcome::Done)
+            .filter(|mark| mask[mark] == true);
+        let marks = marks.collect::<Vec<_>>().join(",");
+        let (name, description) = (text("name"), text("description"));
+        let (sparsity, quality) = (&mask["sparsity"], &mask["quality"]);
+        let line = format!("{name}  sparsity {sparsity}  quality {quality}  {marks}  {description}");
+        escape(line.trim_end().to_owned())
+    };
+    let default = container.masks().and_then(|masks| masks.default_task.clone());
+    let object = json!({"masks": masks, "default_task": default, "by_loop": container.has_loop_masks()});
+    context.answer(object, masks.iter().map(line))
 }
 
 fn show(container: &CmfContainer, task: &str, context: &mut Context) -> Result {
@@ -96,89 +84,59 @@ fn show(container: &CmfContainer, task: &str, context: &mut Context) -> Result {
     let mask = container.masks().unwrap_or(&none).find(task)?;
     let shape = mask.shape();
     let rows: Vec<Value> = (0..shape.rows).map(|index| row(mask, index)).collect();
-    let totals = Totals::of(mask);
-    if context.out.json {
-        context.out.json(&json!({
-            "name": mask.name,
-            "task_id": mask.task_id,
-            "description": mask.description,
-            "sparsity": mask.sparsity,
-            "quality": mask.quality,
-            "open": mask.is_open(),
-            "shape": {
-                "layers": shape.layers, "rows": shape.rows, "ffn": shape.ffn, "heads": shape.heads, "experts": shape.experts
-            },
-            "ffn_off": totals.neurons,
-            "heads_off": totals.heads,
-            "layers_off": totals.layers,
-            "experts_off": totals.experts,
-            "layers": rows,
-        }))?;
-        return Ok(Outcome::Done);
-    }
-    for row in &rows {
-        let experts = match mask.has_experts() {
-            true => format!("  experts {}/{}", row["experts"], shape.experts),
-            false => String::new(),
-        };
-        context.out.line(format!(
-            "layer {}{}  {}  neurons {}/{}  heads {}/{}{experts}",
+    let neurons = off(mask, shape.ffn, |row| mask.count(MaskAxis::Neurons, row));
+    let heads = off(mask, shape.heads, |row| mask.count(MaskAxis::Heads, row));
+    let layers = (0..shape.layers).filter(|&layer| !mask.layer(layer)).count();
+    let experts = off(mask, shape.experts, |row| mask.count(MaskAxis::Experts, row));
+    let experts = mask.has_experts().then_some(experts);
+    let object = json!({
+        "name": mask.name,
+        "task_id": mask.task_id,
+        "description": mask.description,
+        "sparsity": mask.sparsity,
+        "quality": mask.quality,
+        "open": mask.is_open(),
+        "shape": {
+            "layers": shape.layers, "rows": shape.rows, "ffn": shape.ffn, "heads": shape.heads, "experts": shape.experts
+        },
+        "ffn_off": neurons,
+        "heads_off": heads,
+        "layers_off": layers,
+        "experts_off": experts,
+        "layers": rows,
+    });
+    let line = |row: &Value| {
+        let when = |shown: bool, text: String| if shown { text } else { String::new() };
+        format!(
+            "layer {}{}  {}  neurons {}/{}  heads {}/{}{}",
             row["layer"],
-            if shape.rows > shape.layers {
-                format!(" loop {}", row["loop"])
-            } else {
-                String::new()
-            },
+            when(shape.rows > shape.layers, format!(" loop {}", row["loop"])),
             if row["active"] == true { "on" } else { "off" },
             row["ffn"],
             shape.ffn,
             row["heads"],
             shape.heads,
-        ))?;
-    }
-    context.out.line(totals.describe(shape.layers))?;
-    Ok(Outcome::Done)
+            when(
+                mask.has_experts(),
+                format!("  experts {}/{}", row["experts"], shape.experts)
+            ),
+        )
+    };
+    let share = |off: f64, of: &str| format!("{:.1} % of the {of}", 100.0 * off);
+    let (neurons, heads) = (share(neurons, "neurons"), share(heads, "heads"));
+    let experts = experts
+        .map(|off| format!(", {}", share(off, "experts")))
+        .unwrap_or_default();
+    let total = format!("off: {neurons}, {heads}, {layers} of {} layers{experts}", shape.layers);
+    context.answer(object, rows.iter().map(line).chain([total]))
 }
 
-/// How much a mask switches off: shares over all rows of the mask, whether their layer is active or not.
-struct Totals {
-    neurons: f64,
-    heads: f64,
-    /// A number of layers.
-    layers: usize,
-    /// `None` if the mask does not restrict experts.
-    experts: Option<f64>,
-}
-
-impl Totals {
-    fn of(mask: &Mask) -> Totals {
-        let shape = mask.shape();
-        let off = |width: usize, count: &dyn Fn(usize) -> usize| {
-            let on: usize = (0..shape.rows).map(count).sum();
-            match shape.rows * width {
-                0 => 0.0,
-                all => 1.0 - on as f64 / all as f64,
-            }
-        };
-        Totals {
-            neurons: off(shape.ffn, &|row| mask.count(MaskAxis::Neurons, row)),
-            heads: off(shape.heads, &|row| mask.count(MaskAxis::Heads, row)),
-            layers: (0..shape.layers).filter(|&layer| !mask.layer(layer)).count(),
-            experts: mask
-                .has_experts()
-                .then(|| off(shape.experts, &|row| mask.count(MaskAxis::Experts, row))),
-        }
-    }
-
-    fn describe(&self, layers: usize) -> String {
-        let share = |off: f64, of: &str| format!("{:.1} % of the {of}", 100.0 * off);
-        let mut parts = vec![
-            share(self.neurons, "neurons"),
-            share(self.heads, "heads"),
-            format!("{} of {layers} layers", self.layers),
-        ];
-        parts.extend(self.experts.map(|off| share(off, "experts")));
-        format!("off: {}", parts.join(", "))
+/// The share of a mask's bits that are off: over all rows of `width`, whether their layer is active or not.
+fn off(mask: &Mask, width: usize, on: impl Fn(usize) -> usize) -> f64 {
+    let rows = mask.shape().rows;
+    match rows * width {
+        0 => 0.0,
+        all => 1.0 - (0..rows).map(on).sum::<usize>() as f64 / all as f64,
     }
 }
 

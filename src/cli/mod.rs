@@ -1,43 +1,33 @@
 //! The command line: parsing, dispatch, and the exit code.
 //!
-//! The only module that prints, reads the environment or ends the process. One file per command; shared code is in
-//! `args` (flags), `model` (the model file), `output` (streams) and `interrupt` (Ctrl-C).
+//! The only module that prints, reads the environment or ends the process. One file per command or group of small commands;
+//! shared code is in `args` (flags), `model` and `file` (files), `context` and `output` (results), and `interrupt` (Ctrl-C).
 
 mod answer;
 mod args;
 mod bench;
 mod chat;
-mod chat_template;
-mod compact;
 mod context;
 mod convert;
-mod defrag;
-mod detokenize;
 mod devices;
-mod diff;
+mod file;
 mod info;
 mod interrupt;
 mod logits;
 mod mask;
 mod model;
-mod moe;
 mod output;
 mod overlay;
 mod parity;
-mod parse;
 mod ppl;
 mod prompt;
-mod report;
-mod routes;
 mod run;
 mod sampling;
 mod shaders;
-mod shard;
-mod sign;
 mod skill;
-mod tokenize;
+mod text;
+mod tools;
 mod verify;
-mod work;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -87,23 +77,23 @@ enum Command {
     /// Checks every hash and every weight of a model file
     Verify(verify::Args),
     /// Signs the files of a model
-    Sign(sign::Args),
+    Sign(tools::SignArgs),
     /// Lists the differences between two models
-    Diff(diff::Args),
+    Diff(tools::DiffArgs),
     /// Splits a model into several files
-    Shard(shard::Args),
+    Shard(tools::ShardArgs),
     /// Writes a model as one file without unused bytes
-    Compact(compact::Args),
+    Compact(tools::CompactArgs),
     /// Lists and describes task masks
     Mask(mask::Args),
     /// Lists, adds, removes, exports, applies, routes, fits and measures skills
     Skill(skill::Args),
     /// Removes the neurons that a task's mask switches off
-    Defrag(defrag::Args),
+    Defrag(tools::DefragArgs),
     /// Adds a mask that keeps the experts a task uses
-    MoeMask(moe::MaskArgs),
+    MoeMask(tools::MoeMaskArgs),
     /// Removes the experts that a task does not use
-    MoeDefrag(moe::DefragArgs),
+    MoeDefrag(tools::MoeDefragArgs),
     /// Answers a prompt
     Run(run::Args),
     /// Writes teacher-forced logits of every position
@@ -117,11 +107,11 @@ enum Command {
     /// Converts a Hugging Face directory, a GGUF file or a CMF file to CMF
     Convert(convert::Args),
     /// Prints the prompt that the chat template makes of a conversation
-    ChatTemplate(chat_template::Args),
+    ChatTemplate(text::TemplateArgs),
     /// Prints the tokens of a text
-    Tokenize(tokenize::Args),
+    Tokenize(text::TokenizeArgs),
     /// Prints the text of tokens
-    Detokenize(detokenize::Args),
+    Detokenize(text::DetokenizeArgs),
     /// Prints the WGSL of every kernel variant
     Shaders(shaders::Args),
 }
@@ -129,16 +119,9 @@ enum Command {
 impl Command {
     #[cfg(target_os = "linux")]
     fn needs_device(&self) -> bool {
-        match self {
-            Command::Devices
-            | Command::Run(_)
-            | Command::Logits(_)
-            | Command::Ppl(_)
-            | Command::Parity(_)
-            | Command::Bench(_) => true,
-            Command::Skill(args) => args.needs_device(),
-            _ => false,
-        }
+        use Command::{Bench, Devices, Logits, Parity, Ppl, Run, Skill};
+        let always = matches!(self, Devices | Run(_) | Logits(_) | Ppl(_) | Parity(_) | Bench(_));
+        always || matches!(self, Skill(args) if args.needs_device())
     }
 
     fn run(self, context: &mut Context) -> Result {
@@ -146,24 +129,24 @@ impl Command {
             Command::Devices => devices::run(context),
             Command::Info(args) => info::run(args, context),
             Command::Verify(args) => verify::run(args, context),
-            Command::Sign(args) => sign::run(args, context),
-            Command::Diff(args) => diff::run(args, context),
-            Command::Shard(args) => shard::run(args, context),
-            Command::Compact(args) => compact::run(args, context),
+            Command::Sign(args) => tools::sign(args, context),
+            Command::Diff(args) => tools::diff(args, context),
+            Command::Shard(args) => tools::shard(args, context),
+            Command::Compact(args) => tools::compact(args, context),
             Command::Mask(args) => mask::run(args, context),
             Command::Skill(args) => skill::run(args, context),
-            Command::Defrag(args) => defrag::run(args, context),
-            Command::MoeMask(args) => moe::mask(args, context),
-            Command::MoeDefrag(args) => moe::defrag(args, context),
+            Command::Defrag(args) => tools::defrag(args, context),
+            Command::MoeMask(args) => tools::moe_mask(args, context),
+            Command::MoeDefrag(args) => tools::moe_defrag(args, context),
             Command::Run(args) => run::run(args, context),
             Command::Logits(args) => logits::run(args, context),
             Command::Ppl(args) => ppl::run(args, context),
             Command::Parity(args) => parity::run(args, context),
             Command::Bench(args) => bench::run(args, context),
             Command::Convert(args) => convert::run(args, context),
-            Command::ChatTemplate(args) => chat_template::run(args, context),
-            Command::Tokenize(args) => tokenize::run(args, context),
-            Command::Detokenize(args) => detokenize::run(args, context),
+            Command::ChatTemplate(args) => text::template(args, context),
+            Command::Tokenize(args) => text::tokenize(args, context),
+            Command::Detokenize(args) => text::detokenize(args, context),
             Command::Shaders(args) => shaders::run(args, context),
         }
     }
@@ -183,32 +166,29 @@ pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // Errors in the arguments are reported before they are parsed.
     let json = arguments.iter().any(|argument| argument == "--json");
-    match catch_unwind(AssertUnwindSafe(|| start(arguments, json))) {
-        Ok(code) => code,
-        Err(_) => {
-            let message = message.lock().map(|message| message.clone()).unwrap_or_default();
-            let message = format!("this is a bug, please report it: {}", message.replace('\n', " "));
-            failed(&Error::new(Kind::Internal, message), json)
-        }
-    }
+    catch_unwind(AssertUnwindSafe(|| start(arguments, json))).unwrap_or_else(|_| {
+        let message = message
+            .lock()
+            .map(|message| message.replace('\n', " "))
+            .unwrap_or_default();
+        let message = format!("this is a bug, please report it: {message}");
+        failed(&Error::new(Kind::Internal, message), json)
+    })
 }
 
 fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
     let command = Cli::command().version(version());
-    let parsed = command
-        .try_get_matches_from(arguments)
-        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = command.try_get_matches_from(arguments);
+    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(err) if matches!(err.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             let text = err.render().to_string();
             let mut out = Output::new(false, true, false);
-            return ended(
-                out.text(&text).and_then(|()| out.finish()).map(|()| Outcome::Done),
-                false,
-            );
+            let printed = out.text(&text).and_then(|()| out.flush());
+            return ended(printed.map(|()| Outcome::Done), false);
         }
-        Err(err) => return failed(&usage(parse::one_line(&err)), json),
+        Err(err) => return failed(&usage(one_line(&err)), json),
     };
     #[cfg(target_os = "linux")]
     if cli.command.needs_device() {
@@ -222,11 +202,8 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
         out: Output::new(cli.json, cli.quiet, cli.verbose),
         interrupt,
     };
-    let result = cli
-        .command
-        .run(&mut context)
-        .and_then(|outcome| context.out.finish().map(|()| outcome));
-    let result = match result {
+    let result = cli.command.run(&mut context);
+    let result = match result.and_then(|outcome| context.out.flush().map(|()| outcome)) {
         // Ctrl-C also ends the program that reads the other end of the pipe.
         Err(err) if output::is_closed(&err) && context.interrupt.cancel().is_cancelled() => Err(interrupted()),
         result => result,
@@ -253,7 +230,7 @@ fn ended(result: Result, json: bool) -> ExitCode {
 fn print_object(object: &Value) {
     let mut out = Output::new(true, true, false);
     // A failure to write has no other place to be reported.
-    let _ = out.json(object).and_then(|()| out.finish());
+    let _ = out.json(object).and_then(|()| out.flush());
 }
 
 /// Reports an error: one line on stderr, and with `--json` an object on stdout.
@@ -271,6 +248,35 @@ fn failed(err: &Error, json: bool) -> ExitCode {
         print_object(&json!({"error": {"kind": err.kind.name(), "message": message}}));
     }
     ExitCode::from(if err.kind == Kind::Usage { 2 } else { 1 })
+}
+
+/// The message of a parser error on one line, without usage lines and pointers to help.
+fn one_line(err: &clap::Error) -> String {
+    use ErrorKind::{DisplayHelpOnMissingArgumentOrSubcommand, MissingSubcommand};
+    if matches!(err.kind(), DisplayHelpOnMissingArgumentOrSubcommand | MissingSubcommand) {
+        return "a command is missing; --help lists them".into();
+    }
+    let text = err.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let paragraphs = text
+        .split("\n\n")
+        .take_while(|part| !part.trim_start().starts_with("Usage:") && !part.starts_with("For more information"));
+    let lines: Vec<String> = paragraphs
+        .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter_map(|line| match line.split_once("as a value, use '-- ") {
+            Some((_, value)) => value_tip(value.trim_end_matches('\'')),
+            None => Some(line),
+        })
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines.join("; ")
+}
+
+/// How to pass a value that the parser took for a flag: its own tip works only for positional values. `None` where the
+/// text is a flag and no value.
+fn value_tip(value: &str) -> Option<String> {
+    let tip = || format!("tip: to pass it as a value, write --flag={value}, or put it after --");
+    (!value.starts_with("--")).then(tip)
 }
 
 /// The flags that help against an error. The library does not know them.
@@ -339,7 +345,7 @@ mod tests {
     fn parser_errors_take_one_line() {
         let message = |arguments: &[&str]| match Cli::try_parse_from(arguments) {
             Ok(_) => String::new(),
-            Err(err) => parse::one_line(&err),
+            Err(err) => one_line(&err),
         };
         assert_eq!(message(&["cmf-gpu"]), "a command is missing; --help lists them");
         let unknown = message(&["cmf-gpu", "run", "--tmep", "1"]);

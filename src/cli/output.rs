@@ -6,10 +6,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 use std::fmt;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The name of the stream in write errors.
-const STDOUT: &str = "stdout";
 /// Message of the error for a closed pipe.
 const CLOSED: &str = "stdout: closed";
 /// Work shorter than this shows no bar.
@@ -53,14 +52,9 @@ impl Output {
         self.line(object.to_string())
     }
 
-    /// Sends buffered text to stdout.
+    /// Sends buffered text to stdout. Errors: `Io` when the answer could not be written.
     pub fn flush(&mut self) -> Result<()> {
         self.stdout.flush().map_err(|err| failure(&err))
-    }
-
-    /// Ends the output. Errors: `Io` when the answer could not be written.
-    pub fn finish(&mut self) -> Result<()> {
-        self.flush()
     }
 
     /// Prints a line on stderr, unless `quiet` is set.
@@ -152,7 +146,7 @@ fn error_text(text: &str) {
 fn failure(err: &io::Error) -> Error {
     match err.kind() {
         io::ErrorKind::BrokenPipe => Error::new(Kind::Io, CLOSED),
-        _ => Error::io(STDOUT, err),
+        _ => Error::io("stdout", err),
     }
 }
 
@@ -161,17 +155,22 @@ pub fn is_closed(err: &Error) -> bool {
     err.kind == Kind::Io && err.message == CLOSED
 }
 
+/// A path for a line of text.
+pub fn shown(path: &Path) -> String {
+    escape(path.display().to_string())
+}
+
 /// A number of bytes with a unit, as in `1.5 MiB`.
 pub fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
-    for unit in ["B", "KiB", "MiB"] {
-        if value < 1024.0 {
-            return match unit {
-                "B" => format!("{bytes} B"),
-                _ => format!("{value:.1} {unit}"),
-            };
-        }
-        value /= 1024.0;
+    if bytes < 1024 {
+        return format!("{bytes} B");
     }
-    format!("{value:.2} GiB")
+    for unit in ["KiB", "MiB"] {
+        value /= 1024.0;
+        if value < 1024.0 {
+            return format!("{value:.1} {unit}");
+        }
+    }
+    format!("{:.2} GiB", value / 1024.0)
 }

@@ -157,9 +157,8 @@ pub fn announce(engine: &Engine, out: &Output) {
 pub fn describe_skills(engine: &Engine) -> String {
     match engine.overlay() {
         Overlay::Skill(id) => {
-            let source = engine.source();
+            let (source, task) = (engine.source(), engine.task().unwrap_or(NO_TASK));
             let skill = source.skills.iter().find(|skill| skill.id == *id);
-            let task = engine.task().unwrap_or(NO_TASK);
             match skill.and_then(|skill| skill.measured_task(source.masks())) {
                 Some(measured) if measured == task => format!("skill {id}"),
                 Some(other) => format!("skill {id}; its quality was measured with the task {other}, not with {task}"),

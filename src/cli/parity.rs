@@ -2,9 +2,8 @@
 //! each step of its programs.
 
 use super::args::LoadArgs;
-use super::context::{Context, Outcome, Result, interrupted, usage};
+use super::context::{Context, Result, checked, unless_cancelled, usage};
 use super::model as models;
-use super::output::Output;
 use super::overlay::{BLEND_HELP, SKILL_HELP};
 use cmf_gpu::engine::{check_budget, find_mask, open_device, overlaid, resolve_task};
 use cmf_gpu::gpu::Device;
@@ -15,6 +14,7 @@ use cmf_gpu::parity::{self, Case, Outcome as Compared, Subject};
 use cmf_gpu::source::ModelSource;
 use cmf_gpu::{Error, Kind, LoadOptions, Notice, model};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Tokens of a prefill chunk: two chunks and the steps after them exceed the first block of attention.
@@ -24,7 +24,6 @@ const DEFAULT_CTX: u32 = 120;
 
 const CTX_HELP: &str = "Length of the context in tokens; 0 = the length the model was trained for [default: 120]";
 
-/// Flags of `parity`.
 #[derive(clap::Args)]
 #[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)))]
 #[command(mut_arg("skill", |arg| arg.help(SKILL_HELP)), mut_arg("blend", |arg| arg.help(BLEND_HELP)))]
@@ -50,19 +49,14 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     }
     let source = path.as_deref().map(models::open).transpose()?;
     let (device, notice) = open_device(&options)?;
-    let Some(device) = device else {
-        return Err(Error::new(
-            Kind::NoAdapter,
-            "parity compares a device with the CPU reference, and there is no device",
-        ));
-    };
+    let device = device.ok_or_else(|| {
+        let message = "parity compares a device with the CPU reference, and there is no device";
+        Error::new(Kind::NoAdapter, message)
+    })?;
     context.out.notices(&notice);
     let compared = compare(source.as_ref(), args.filter.as_deref(), &device, &options, context)?;
-    print(&compared, &device, &mut context.out)?;
-    Ok(match compared.passed == compared.cases {
-        true => Outcome::Done,
-        false => Outcome::Failed,
-    })
+    context.answer(json(&compared, &device), lines(&compared, &device))?;
+    checked(compared.passed == compared.cases)
 }
 
 fn compare(
@@ -78,10 +72,7 @@ fn compare(
     let mut progress = |done: usize, total: usize, next: &str| {
         bar.set(done as u64, total as u64);
         out.detail(next);
-        match cancel.is_cancelled() {
-            true => Err(interrupted()),
-            false => Ok(()),
-        }
+        unless_cancelled(&cancel)
     };
     let Some(source) = source else {
         return parity::kernels(device, filter, &mut progress);
@@ -91,34 +82,35 @@ fn compare(
     parity::programs(device, &subject, &subject, &mut progress)
 }
 
-fn print(compared: &Compared, device: &Device, out: &mut Output) -> Result<()> {
-    if out.json {
-        let failed = compared.failed.iter();
-        let failed: Vec<Value> = failed
-            .map(|failure| json!({"name": failure.name, "what": failure.what}))
-            .collect();
-        let worst = compared.worst.iter();
-        let worst: Vec<Value> = worst
-            .map(|(name, error)| json!({"name": name, "error": error}))
-            .collect();
-        return out.json(&json!({
-            "cases": compared.cases,
-            "passed": compared.passed,
-            "failed": failed,
-            "worst": worst,
-            "device": {"name": device.name, "backend": device.backend, "kind": device.kind.name()},
-        }));
-    }
-    for (name, error) in &compared.worst {
-        out.line(format!("{name:<40} worst {error:.1e}"))?;
-    }
-    for failure in &compared.failed {
-        out.line(format!("FAILED {}: {}", failure.name, failure.what))?;
-    }
-    out.line(format!(
-        "{} of {} comparisons passed on {}",
-        compared.passed, compared.cases, device.name
-    ))
+fn json(compared: &Compared, device: &Device) -> Value {
+    let worst = compared
+        .worst
+        .iter()
+        .map(|(name, error)| json!({"name": name, "error": error}));
+    json!({
+        "cases": compared.cases,
+        "passed": compared.passed,
+        "failed": compared.failed,
+        "worst": worst.collect::<Vec<_>>(),
+        "device": {"name": device.name, "backend": device.backend, "kind": device.kind.name()},
+    })
+}
+
+fn lines(compared: &Compared, device: &Device) -> Vec<String> {
+    let Compared {
+        cases,
+        passed,
+        failed,
+        worst,
+    } = compared;
+    let worst = worst
+        .iter()
+        .map(|(name, error)| format!("{name:<40} worst {error:.1e}"));
+    let failed = failed
+        .iter()
+        .map(|failure| format!("FAILED {}: {}", failure.name, failure.what));
+    let total = format!("{passed} of {cases} comparisons passed on {}", device.name);
+    worst.chain(failed).chain([total]).collect()
 }
 
 /// Errors: `Usage` when no kernel case has `filter` in its name, with the kinds of cases.
@@ -127,12 +119,10 @@ fn check_filter(filter: &str) -> Result<()> {
     if cases.iter().any(|case| case.name().contains(filter)) {
         return Ok(());
     }
-    let mut kinds: Vec<&str> = cases.iter().map(Case::kind).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
+    let kinds: BTreeSet<&str> = cases.iter().map(Case::kind).collect();
+    let kinds = Vec::from_iter(kinds).join(", ");
     Err(usage(format!(
-        "--filter {filter}: no case has such a name; names begin with {}",
-        kinds.join(", ")
+        "--filter {filter}: no case has such a name; names begin with {kinds}"
     )))
 }
 
@@ -157,13 +147,7 @@ fn subject(source: &ModelSource, device: &Arc<Device>, options: &LoadOptions) ->
     };
     let plan = lower(&model, &*tensors, &lower_options, &Measured::default())?;
     let (task, notice) = resolve_task(source, &options.overlay, &options.task)?;
-    let plan = plan.with_mask(find_mask(&model.masks, &task)?)?;
+    let plan = Arc::new(plan.with_mask(find_mask(&model.masks, &task)?)?);
     check_budget(options, Some(device), &plan)?;
-    Ok((
-        Subject {
-            plan: Arc::new(plan),
-            tensors,
-        },
-        notice,
-    ))
+    Ok((Subject { plan, tensors }, notice))
 }

@@ -5,12 +5,14 @@
 //! before it in the window. The first token of the text has no context and is not scored. Perplexity is the exponential of
 //! the mean negative log-likelihood; Hugging Face's documentation calls this strided perplexity.
 
-use super::args::{self, LoadArgs, read_text, whole};
-use super::context::{Context, Outcome, Result, interrupted, usage};
+use super::args::{self, LoadArgs, whole};
+use super::context::{Context, Result, unless_cancelled, usage};
+use super::file::read_text;
 use super::model;
 use cmf_gpu::source::ModelSource;
 use cmf_gpu::{Engine, Error, Kind, LoadOptions};
 use serde_json::json;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Tokens of a window by default.
@@ -19,7 +21,6 @@ const DEFAULT_WINDOW: u32 = 512;
 /// The help of `--ctx` in commands that measure perplexity.
 pub const CTX_HELP: &str = "Tokens of a window; 0 = the length the model was trained for [default: 512]";
 
-/// Flags of `ppl`.
 #[derive(clap::Args)]
 #[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)))]
 pub struct Args {
@@ -36,10 +37,8 @@ pub struct Args {
 /// One run of the model.
 #[derive(Debug, PartialEq, Eq)]
 struct Window {
-    /// First token.
-    start: usize,
-    /// One past the last.
-    end: usize,
+    /// Its tokens.
+    range: Range<usize>,
     /// First token that is scored.
     scored_from: usize,
 }
@@ -48,12 +47,8 @@ fn windows(tokens: usize, window: usize, stride: usize) -> Vec<Window> {
     let mut all: Vec<Window> = Vec::new();
     for start in (0..tokens).step_by(stride) {
         let end = tokens.min(start + window);
-        let scored_from = all.last().map_or(1, |before| before.end);
-        all.push(Window {
-            start,
-            end,
-            scored_from,
-        });
+        let (scored_from, range) = (all.last().map_or(1, |before| before.range.end), start..end);
+        all.push(Window { range, scored_from });
         if end == tokens {
             break;
         }
@@ -99,36 +94,24 @@ impl Windows {
         let cancel = context.interrupt.cancel();
         let mut bar = context.out.progress("perplexity", false);
         let (mut sum, mut count) = (0.0, 0u64);
-        for Window {
-            start,
-            end,
-            scored_from,
-        } in windows(tokens.len(), self.window, self.stride)
-        {
-            let run = &tokens[start..end];
+        let all = tokens.len();
+        for Window { range, scored_from } in windows(all, self.window, self.stride) {
+            let run = &tokens[range.clone()];
             engine.session().logits(run, run.len(), false, &mut |at, logits, _| {
-                if cancel.is_cancelled() {
-                    return Err(interrupted());
-                }
-                let next = start + at + 1;
-                if next >= scored_from && next < end {
-                    let Some(nll) = nll(logits, tokens[next]) else {
-                        return Err(Error::new(
-                            Kind::NonFinite,
-                            format!("the probability of token {next} is not a finite number"),
-                        ));
-                    };
-                    sum += nll;
+                unless_cancelled(&cancel)?;
+                let next = range.start + at + 1;
+                if next >= scored_from && next < range.end {
+                    sum += nll(logits, tokens[next]).ok_or_else(|| {
+                        let message = format!("the probability of token {next} is not a finite number");
+                        Error::new(Kind::NonFinite, message)
+                    })?;
                     count += 1;
                 }
                 Ok(())
             })?;
-            bar.set(end as u64, tokens.len() as u64);
-            context.out.detail(format!(
-                "{end} of {} tokens: {:.4}",
-                tokens.len(),
-                (sum / count as f64).exp()
-            ));
+            bar.set(range.end as u64, all as u64);
+            let (end, ppl) = (range.end, (sum / count as f64).exp());
+            context.out.detail(format!("{end} of {all} tokens: {ppl:.4}"));
         }
         Ok((sum / count as f64, count))
     }
@@ -138,10 +121,8 @@ impl Windows {
 pub fn tokens(engine: &Engine, text: &str, file: &Path) -> Result<Vec<u32>> {
     let tokens = engine.tokenizer()?.encode(text, true)?;
     if tokens.len() < 2 {
-        return Err(usage(format!(
-            "{}: expected a text of at least 2 tokens",
-            file.display()
-        )));
+        let file = file.display();
+        return Err(usage(format!("{file}: expected a text of at least 2 tokens")));
     }
     Ok(tokens)
 }
@@ -149,11 +130,10 @@ pub fn tokens(engine: &Engine, text: &str, file: &Path) -> Result<Vec<u32>> {
 pub fn run(args: Args, context: &mut Context) -> Result {
     let path = args.load.model.path()?;
     let text = read_text(&args.file)?;
-    let mut options = args.load.options();
     let source = model::open(&path)?;
     let skills = args.load.overlay.choice(&source)?;
-    let task = options.task.clone();
-    options = skills.first(options);
+    let task = args.load.task.choice();
+    let mut options = skills.first(args.load.options());
     let windows = Windows::new(&mut options, &source, args.stride)?;
     let mut engine = args::load(source, &options, context)?;
     let tokens = tokens(&engine, &text, &args.file)?;
@@ -162,16 +142,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let first = &tokens[..tokens.len().min(windows.window)];
     skills.settle(&mut engine, &task, first, &cancel, &context.out)?;
     let (nll, count) = windows.measure(&mut engine, &tokens, context)?;
-    let Windows { window, stride } = windows;
-    match context.out.json {
-        true => context.out.json(&json!({
-            "ppl": nll.exp(), "nll": nll, "tokens": count, "ctx": window, "stride": stride,
-        }))?,
-        false => context
-            .out
-            .line(format!("ppl {:.4} (nll {nll:.6}, {count} tokens)", nll.exp()))?,
-    }
-    Ok(Outcome::Done)
+    let (Windows { window, stride }, ppl) = (windows, nll.exp());
+    let object = json!({"ppl": ppl, "nll": nll, "tokens": count, "ctx": window, "stride": stride});
+    context.answer(object, [format!("ppl {ppl:.4} (nll {nll:.6}, {count} tokens)")])
 }
 
 #[cfg(test)]
@@ -183,8 +156,8 @@ mod tests {
         for (tokens, window, stride) in [(2, 8, 8), (8, 8, 4), (9, 8, 4), (100, 8, 3), (100, 16, 16), (17, 8, 1)] {
             let mut counts = vec![0; tokens];
             for window in windows(tokens, window, stride) {
-                let first = window.scored_from.max(window.start + 1);
-                counts[first..window.end].iter_mut().for_each(|count| *count += 1);
+                let first = window.scored_from.max(window.range.start + 1);
+                counts[first..window.range.end].iter_mut().for_each(|count| *count += 1);
             }
             // With strides as long as the window, no window has a context for its first token.
             let uncounted: Vec<_> = (0..tokens).filter(|&token| counts[token] == 0).collect();
@@ -195,21 +168,8 @@ mod tests {
                 "{tokens} {window} {stride}: {uncounted:?}"
             );
         }
-        assert_eq!(
-            windows(10, 8, 4),
-            [
-                Window {
-                    start: 0,
-                    end: 8,
-                    scored_from: 1
-                },
-                Window {
-                    start: 4,
-                    end: 10,
-                    scored_from: 8
-                }
-            ]
-        );
+        let window = |range, scored_from| Window { range, scored_from };
+        assert_eq!(windows(10, 8, 4), [window(0..8, 1), window(4..10, 8)]);
     }
 
     #[test]

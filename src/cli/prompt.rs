@@ -1,7 +1,9 @@
 //! A prompt by flags: text, a file, or token ids.
 
-use super::args::{Tokens, read_text, token_list};
-use cmf_gpu::Result;
+use super::args::{Tokens, token_list};
+use super::file::read_text;
+use cmf_gpu::{Engine, Result};
+use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 /// The flags, of which one at most is given.
@@ -19,25 +21,36 @@ pub struct PromptArgs {
     prompt_tokens: Option<Tokens>,
 }
 
-/// The prompt by the flag that was given.
-pub enum Given<'a> {
-    /// `--prompt`
-    Text(&'a str),
-    /// `--file`, to be read by [`read`]
-    File(&'a Path),
-    /// `--prompt-tokens`
-    Tokens(&'a [u32]),
+/// A prompt; in JSON a text or a list of token ids.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl Prompt {
+    /// The tokens, without the chat template. Errors: those of the tokenizer.
+    pub fn tokens(&self, engine: &Engine) -> Result<Vec<u32>> {
+        match self {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(text) => engine.tokenizer()?.encode(text, true),
+        }
+    }
 }
 
 impl PromptArgs {
-    /// The prompt, if there is one.
-    pub fn given(&self) -> Option<Given<'_>> {
-        let text = self.prompt.as_deref().map(Given::Text);
-        let tokens = || self.prompt_tokens.as_ref().map(|Tokens(tokens)| Given::Tokens(tokens));
-        text.or_else(|| self.file().map(Given::File)).or_else(tokens)
+    /// The prompt of `--prompt` or `--prompt-tokens`.
+    pub fn given(&self) -> Option<Prompt> {
+        let tokens = || {
+            self.prompt_tokens
+                .as_ref()
+                .map(|Tokens(tokens)| Prompt::Tokens(tokens.clone()))
+        };
+        self.prompt.clone().map(Prompt::Text).or_else(tokens)
     }
 
-    /// The file of `--file`.
+    /// The file of `--file`, to be read by [`read`].
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
@@ -45,12 +58,7 @@ impl PromptArgs {
 
 /// The text of a prompt file without its last line break. Errors: those of [`read_text`].
 pub fn read(file: &Path) -> Result<String> {
-    let mut text = read_text(file)?;
-    if text.ends_with('\n') {
-        text.pop();
-    }
-    if text.ends_with('\r') {
-        text.pop();
-    }
-    Ok(text)
+    let text = read_text(file)?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(line.strip_suffix('\r').unwrap_or(line).into())
 }

@@ -1,23 +1,23 @@
 //! `run`: answers one prompt; on a terminal without a prompt, a chat.
 
-use super::answer::streamed;
+use super::answer::{report, streamed};
 use super::args::{self, LoadArgs, whole};
 use super::chat::{self, Chat};
 use super::context::{Context, Outcome, Result, usage};
+use super::file::OutFile;
+use super::output::Output;
 use super::overlay::SkillChoice;
-use super::prompt::{self, Given, PromptArgs};
-use super::report::report;
-use super::routes::RouteFile;
+use super::prompt::{self, Prompt, PromptArgs};
 use super::sampling::SamplingArgs;
 use super::{model, verify};
 use cmf_gpu::engine::OnText;
 use cmf_gpu::options::Sampling;
 use cmf_gpu::source::ModelSource;
 use cmf_gpu::{Answer, AnswerOptions, Cancel, Engine, Finish, Message};
+use serde_json::json;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-/// Flags of `run`.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -56,11 +56,6 @@ fn stop(text: &str) -> Result<String, String> {
     }
 }
 
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
 enum Request {
     Answer(Prompt),
     /// No prompt, and a terminal.
@@ -86,17 +81,16 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if args.verify {
         verify::sound(&source, &context.out)?;
     }
-    let routes = args
-        .route_stats
-        .as_deref()
-        .map(|path| RouteFile::create(path, &source.files, args.prompt.file()))
-        .transpose()?;
+    let inputs = source.files.iter().map(PathBuf::as_path).chain(args.prompt.file());
+    let routes = args.route_stats.as_deref().map(|path| OutFile::create(path, inputs));
+    let routes = routes.transpose()?;
     let mut engine = args.load(source, &skills, context)?;
     let sampling = args.sampling.settings(engine.sampling_defaults())?;
     if sampling.temperature > 0.0 && prompt.is_some() {
         context.out.detail(format!("seed {}", sampling.seed));
     }
-    let options = args.answer_options(&engine, sampling.clone(), prompt.as_ref(), context);
+    let bare = args.untemplated(prompt.as_ref());
+    let options = args.answer_options(&engine, sampling.clone(), bare, &context.out);
 
     let Some(prompt) = prompt else {
         let outcome = args.chat(&mut engine, sampling, options, context)?;
@@ -105,10 +99,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     };
     let cancel = context.interrupt.graceful();
     if skills.needs_prompt() {
-        let tokens = match &prompt {
-            Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Text(text) => engine.tokenizer()?.encode(text, true)?,
-        };
+        let tokens = prompt.tokens(&engine)?;
         skills.settle(&mut engine, &args.load.task.choice(), &tokens, &cancel, &context.out)?;
     }
     let answer = args.answer(&mut engine, prompt, &options, &cancel, context)?;
@@ -122,10 +113,11 @@ pub fn run(args: Args, context: &mut Context) -> Result {
 
 /// The prompt by the flags, else by stdin.
 fn request(args: &Args, context: &Context) -> Result<Request> {
-    let file = match args.prompt.given() {
-        Some(Given::Text(text)) => return Ok(Request::Answer(Prompt::Text(text.into()))),
-        Some(Given::Tokens(tokens)) => return Ok(Request::Answer(Prompt::Tokens(tokens.into()))),
-        Some(Given::File(file)) => file,
+    if let Some(prompt) = args.prompt.given() {
+        return Ok(Request::Answer(prompt));
+    }
+    let file = match args.prompt.file() {
+        Some(file) => file,
         None if std::io::stdin().is_terminal() && !args.raw => return Ok(Request::Chat),
         None => Path::new("-"),
     };
@@ -140,11 +132,11 @@ fn request(args: &Args, context: &Context) -> Result<Request> {
     Ok(Request::Answer(Prompt::Text(text)))
 }
 
-fn write_routes(routes: Option<RouteFile>, engine: &mut Engine) -> Result<()> {
-    match routes {
-        Some(file) => file.write(&engine.route_counts()?),
-        None => Ok(()),
-    }
+/// Writes `{"layers": {"3": [counts]}}`.
+fn write_routes(routes: Option<OutFile>, engine: &mut Engine) -> Result<()> {
+    let Some(file) = routes else { return Ok(()) };
+    let object = json!({"layers": engine.route_counts()?});
+    file.write(|path| std::fs::write(path, object.to_string()))
 }
 
 impl Args {
@@ -162,9 +154,8 @@ impl Args {
         }
         let skills = self.load.overlay.choice(source)?;
         if prompt.is_none() && skills.needs_prompt() {
-            return Err(usage(
-                "auto needs a prompt; a chat changes its skill with /set skill ID",
-            ));
+            let hint = "auto needs a prompt; a chat changes its skill with /set skill ID";
+            return Err(usage(hint));
         }
         self.sampling.settings(&Sampling::default())?;
         if let Some(Prompt::Tokens(tokens)) = prompt {
@@ -174,11 +165,8 @@ impl Args {
     }
 
     fn load(&self, source: ModelSource, skills: &SkillChoice, context: &mut Context) -> Result<Engine> {
-        let options = self
-            .load
-            .options()
-            .speculation(self.sampling.spec)
-            .count_routes(self.route_stats.is_some());
+        let options = self.load.options().speculation(self.sampling.spec);
+        let options = options.count_routes(self.route_stats.is_some());
         let engine = args::load(source, &skills.first(options), context)?;
         if self.route_stats.is_some() && !engine.model().has_experts() {
             return Err(usage("--route-stats: the model has no experts"));
@@ -186,26 +174,17 @@ impl Args {
         Ok(engine)
     }
 
-    /// The library's options. Prints notes about what the model file lacks.
-    fn answer_options(
-        &self,
-        engine: &Engine,
-        sampling: Sampling,
-        prompt: Option<&Prompt>,
-        context: &Context,
-    ) -> AnswerOptions {
-        let out = &context.out;
+    /// The library's options; `bare`: without the chat template. Prints notes about what the model file lacks.
+    fn answer_options(&self, engine: &Engine, sampling: Sampling, bare: bool, out: &Output) -> AnswerOptions {
         let template = engine.source().text.chat_template.as_deref();
-        if template.is_none() && !self.untemplated(prompt) {
+        if template.is_none() && !bare {
             out.note("note: the file has no chat template; ChatML is used, --raw uses none");
         }
         if engine.stops().is_empty() {
             out.note("note: the file has no token that ends an answer; answers end at -n or at the end of the context");
         }
-        let mut options = AnswerOptions::default()
-            .sampling(sampling)
-            .max_tokens(self.max_tokens)
-            .stop(self.stop.clone());
+        let options = AnswerOptions::default().sampling(sampling);
+        let mut options = options.max_tokens(self.max_tokens).stop(self.stop.clone());
         if self.no_think {
             if !template.is_some_and(|source| source.contains("enable_thinking")) {
                 out.note("note: the chat template has no switch for thinking; --no-think changes nothing");

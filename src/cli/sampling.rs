@@ -1,8 +1,8 @@
 //! Flags of sampling and speculation.
 
-use super::args::whole;
+use super::args::{parsed, whole};
+use cmf_gpu::Result;
 use cmf_gpu::options::{Sampling, Speculation};
-use cmf_gpu::{Error, Result};
 use std::hash::{BuildHasher, Hasher};
 
 /// How tokens are chosen. Flags that are not given leave the setting to the model.
@@ -37,12 +37,8 @@ pub struct SamplingArgs {
     frequency_penalty: Option<f32>,
     /// Speculative decoding, which never changes the answer: auto = with the model's draft head while that is faster; off;
     /// or a number of drafts per step, from the draft head or from the conversation
-    #[arg(long, default_value = "auto", value_parser = spec)]
+    #[arg(long, default_value = "auto", value_parser = parsed::<Speculation>)]
     pub spec: Speculation,
-}
-
-fn spec(text: &str) -> Result<Speculation, String> {
-    text.parse().map_err(|err: Error| err.message)
 }
 
 impl SamplingArgs {

@@ -1,13 +1,12 @@
 //! `shaders`: the WGSL of every kernel variant.
 
-use super::context::{Context, Outcome, Result};
+use super::context::{Context, Result};
+use super::output::shown;
 use cmf_gpu::Error;
-use cmf_gpu::error::escape;
 use cmf_gpu::shader::{Variant, compose};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::PathBuf;
 
-/// Flags of `shaders`.
 #[derive(clap::Args)]
 pub struct Args {
     /// Writes each variant to a file in this directory
@@ -19,33 +18,23 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if let Some(dir) = &args.dump {
         std::fs::create_dir_all(dir).map_err(|err| Error::io(dir, &err))?;
     }
-    let variants = Variant::all();
-    let mut listed: Vec<Value> = Vec::new();
-    for variant in &variants {
-        let (name, wgsl) = (variant.name(), compose(variant));
-        if let Some(dir) = &args.dump {
-            let path = dir.join(format!("{name}.wgsl"));
-            std::fs::write(&path, &wgsl).map_err(|err| Error::io(&path, &err))?;
-        }
-        if context.out.json {
-            listed.push(json!({
-                "name": name,
-                "kernel": variant.kernel.spec().name,
-                "threads": variant.threads(),
-                "wgsl": wgsl,
-            }));
-        } else if args.dump.is_none() {
-            context.out.line(wgsl)?;
+    let (mut listed, mut lines) = (Vec::new(), Vec::new());
+    for variant in Variant::all() {
+        let (name, wgsl) = (variant.name(), compose(&variant));
+        let (kernel, threads) = (variant.kernel.spec().name, variant.threads());
+        listed.push(json!({"name": name, "kernel": kernel, "threads": threads, "wgsl": wgsl}));
+        match &args.dump {
+            None => lines.push(wgsl),
+            Some(dir) => {
+                let path = dir.join(format!("{name}.wgsl"));
+                std::fs::write(&path, &wgsl).map_err(|err| Error::io(&path, &err))?;
+            }
         }
     }
-    match (&args.dump, context.out.json) {
-        (_, true) => context.out.json(&json!({"variants": listed}))?,
-        (Some(dir), false) => context.out.line(format!(
-            "{}: {} variants",
-            escape(dir.display().to_string()),
-            variants.len()
-        ))?,
-        (None, false) => {}
-    }
-    Ok(Outcome::Done)
+    lines.extend(
+        args.dump
+            .iter()
+            .map(|dir| format!("{}: {} variants", shown(dir), listed.len())),
+    );
+    context.answer(json!({"variants": listed}), lines)
 }

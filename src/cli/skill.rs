@@ -1,13 +1,11 @@
-//! `skill`: lists and edits the skills of a model, and skill files. The subcommands that run the model are in `skill/`.
+//! `skill`: lists and edits the skills of a model, and skill files. The subcommands that run the model are in `run`.
 
-mod fit;
-mod measure;
-mod route;
+mod run;
 
-use super::context::{Context, Outcome, Result};
+use super::context::{Context, Result};
 use super::convert::quant;
 use super::model::{open_cmf, require_file, require_path};
-use super::work::{cancellable, report, writing};
+use super::output::size;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::escape;
 use cmf_gpu::format::cmf::CmfContainer;
@@ -88,11 +86,11 @@ enum Command {
         force: bool,
     },
     /// Shows how well each skill fits a prompt, the best first
-    Route(route::Args),
+    Route(run::RouteArgs),
     /// Learns from example prompts which prompts fit a skill, and writes that to the model, in place
-    Fit(fit::Args),
+    Fit(run::FitArgs),
     /// Measures the perplexity of a text without and with a skill, and writes it to the model, in place
-    Measure(measure::Args),
+    Measure(run::MeasureArgs),
 }
 
 impl Args {
@@ -110,12 +108,12 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         Command::Remove { model, id } => {
             let changed = changed_file(&model)?;
             let written = skill::remove(&model, &id)?;
-            report("removed from", &written, &changed, context)
+            context.report("removed from", &written, &changed)
         }
         Command::Export { model, id, base, out } => {
             require_file(&model)?;
             require_file(&base)?;
-            writing("exporting", &out, context, &mut |progress| {
+            context.writing("exporting", &out, |progress| {
                 skill::export(&model, &id, &base, &out, progress)
             })
         }
@@ -127,30 +125,27 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         } => {
             require_file(&base)?;
             require_file(&skill)?;
-            writing("applying", &out, context, &mut |progress| {
+            context.writing("applying", &out, |progress| {
                 skill::apply(&base, &skill, &out, force, progress)
             })
         }
-        Command::Route(args) => route::run(args, context),
-        Command::Fit(args) => fit::run(args, context),
-        Command::Measure(args) => measure::run(args, context),
+        Command::Route(args) => run::route(args, context),
+        Command::Fit(args) => run::fit(args, context),
+        Command::Measure(args) => run::measure(args, context),
     }
 }
 
 fn add(args: AddArgs, context: &mut Context) -> Result {
-    let AddArgs { model, src, .. } = &args;
-    require_path(src)?;
+    require_path(&args.src)?;
     let new = New {
-        id: args.id.clone(),
-        name: args.name.clone(),
+        id: args.id,
+        name: args.name,
         quant: args.quant,
-        input_mask_task: args.mask_task.clone(),
+        input_mask_task: args.mask_task,
     };
-    let changed = changed_file(model)?;
-    let written = cancellable("adding", context, &mut |progress| {
-        skill::add(model, src, &new, progress)
-    })?;
-    report("added to", &written, &changed, context)
+    let changed = changed_file(&args.model)?;
+    let written = context.cancellable("adding", |progress| skill::add(&args.model, &args.src, &new, progress))?;
+    context.report("added to", &written, &changed)
 }
 
 /// The file that changes when a model is edited in place: its first.
@@ -197,45 +192,41 @@ fn quality(record: &Value) -> String {
     match (record["metric"].as_str(), number("backbone"), number("overlaid")) {
         _ if record.is_null() => "not measured".into(),
         (Some(metric), Some(backbone), Some(overlaid)) => {
-            let task = record["task"].as_str().map(|task| format!(" (task {task})"));
-            let task = task.unwrap_or_default();
+            let task = prefixed(" (task ", &record["task"], ")");
             format!("{metric} {backbone:.4} without, {overlaid:.4} with it{task}")
         }
         _ => format!("quality {record}"),
     }
 }
 
+/// A text between two others; empty if the value is no text.
+fn prefixed(before: &str, value: &Value, after: &str) -> String {
+    value
+        .as_str()
+        .map(|text| format!("{before}{text}{after}"))
+        .unwrap_or_default()
+}
+
 fn list(container: &CmfContainer, context: &mut Context) -> Result {
     let skills = describe(container);
-    if context.out.json {
-        context
-            .out
-            .json(&json!({"skills": skills, "skill_file": container.is_skill_file()}))?;
-        return Ok(Outcome::Done);
-    }
-    for skill in skills {
-        let member = |name: &str, label: &str| match &skill[name] {
-            Value::String(text) => format!("{label}{text}"),
-            _ => String::new(),
-        };
-        let (task, base) = (
-            member("input_mask_task", "  task "),
-            member("base_dir_hash", "  for base "),
-        );
+    let line = |skill: &Value| {
         let fitted = match &skill["selection"] {
             Value::Null => "not fitted".to_owned(),
             selection => format!("fitted after layer {}", selection["phi_layer"]),
         };
         let line = format!(
-            "{}  {} tensors, {}  layers {}{task}  {fitted}  {}  {}{base}",
+            "{}  {} tensors, {}  layers {}{}  {fitted}  {}  {}{}",
             skill["id"].as_str().unwrap_or_default(),
             skill["tensors"],
-            super::output::size(skill["bytes"].as_u64().unwrap_or(0)),
+            size(skill["bytes"].as_u64().unwrap_or(0)),
             skill["layers"],
+            prefixed("  task ", &skill["input_mask_task"], ""),
             quality(&skill["quality"]),
             skill["name"].as_str().unwrap_or_default(),
+            prefixed("  for base ", &skill["base_dir_hash"], ""),
         );
-        context.out.line(escape(line.trim_end().to_owned()))?;
-    }
-    Ok(Outcome::Done)
+        escape(line.trim_end().to_owned())
+    };
+    let object = json!({"skills": skills, "skill_file": container.is_skill_file()});
+    context.answer(object, skills.iter().map(line))
 }

@@ -1,9 +1,8 @@
 //! `verify`: checks every hash of a file, that every weight is a finite number, and the signature if there is one.
 
-use super::context::{Context, Outcome, Result, usage};
+use super::context::{Context, Result, checked, usage};
 use super::model::{ModelArgs, open_cmf};
 use super::output::{Output, error_line, size};
-use super::work::cancellable;
 use cmf_gpu::format::cmf::{CmfContainer, Failure, VerifyReport};
 use cmf_gpu::source::ModelSource;
 use cmf_gpu::tools::sign::{self, PublicKey, Verdict};
@@ -11,7 +10,6 @@ use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 
-/// Flags of `verify`.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -25,50 +23,44 @@ fn pubkey(text: &str) -> Result<PublicKey, String> {
     PublicKey::from_hex(text).map_err(|err| err.message)
 }
 
+/// Checks hashes and weights with a progress bar.
+fn verified(container: &CmfContainer, out: &Output) -> VerifyReport {
+    let mut bar = out.progress("verifying", true);
+    container.verify(&mut |done, total| bar.set(done, total))
+}
+
 /// Checks hashes, weights and signature. Errors: the first failure, with the number of others.
 pub fn sound(source: &ModelSource, out: &Output) -> Result<()> {
     let Some(container) = &source.cmf else {
         return Err(usage("--verify: only CMF files have checksums"));
     };
-    let mut bar = out.progress("verifying", true);
-    let report = container.verify(&mut |done, total| bar.set(done, total));
-    drop(bar);
+    let report = verified(container, out);
     match report.failures.as_slice() {
         [] => sign::check(container.shard_paths(), None, &mut |_, _| ControlFlow::Continue(())).map(drop),
         [only] => Err(only.error.clone()),
-        [first, rest @ ..] => Err(Error::new(
-            first.error.kind,
-            format!("{}; and {} more", first.error.message, rest.len()),
-        )),
+        [Failure { error, .. }, rest @ ..] => {
+            let message = format!("{}; and {} more", error.message, rest.len());
+            Err(Error::new(error.kind, message))
+        }
     }
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     let container = open_cmf(&args.model.path()?)?;
-    let mut bar = context.out.progress("verifying", true);
-    let mut report = container.verify(&mut |done, total| bar.set(done, total));
-    drop(bar);
+    let mut report = verified(&container, &context.out);
     let signature = signature(&container, &args, &mut report, context)?;
     context.out.notices(&report.notes);
-    match context.out.json {
-        true => context.out.json(&json(&report, &signature))?,
-        false => context.out.line(summary(&report, &signature))?,
-    }
+    context.answer(json(&report, &signature), [summary(&report, &signature)])?;
     for failure in &report.failures {
         error_line(failure.error.kind, &failure.error.message);
     }
-    Ok(match report.ok() {
-        true => Outcome::Done,
-        false => Outcome::Failed,
-    })
+    checked(report.ok())
 }
 
 /// Checks the signature and adds the result to the report. Returns its JSON form, null without a signature.
 fn signature(container: &CmfContainer, args: &Args, report: &mut VerifyReport, context: &mut Context) -> Result<Value> {
-    let checked = cancellable("signature", context, &mut |progress| {
-        sign::check(container.shard_paths(), args.pubkey, progress)
-    });
-    match checked {
+    let paths = container.shard_paths();
+    match context.cancellable("signature", |progress| sign::check(paths, args.pubkey, progress)) {
         Ok(Verdict::Unsigned) => Ok(Value::Null),
         Ok(Verdict::Valid { key, pinned }) => {
             let key = key.to_hex();
@@ -111,9 +103,7 @@ fn summary(report: &VerifyReport, signature: &Value) -> String {
         1 => "1 failure".to_string(),
         many => format!("{many} failures"),
     };
-    let signed = match signature["pubkey"].as_str() {
-        Some(key) => format!(", signed by {key}"),
-        None => String::new(),
-    };
+    let signed = signature["pubkey"].as_str().map(|key| format!(", signed by {key}"));
+    let signed = signed.unwrap_or_default();
     format!("{verdict}: {} tensors, {}{signed}", report.tensors, size(report.bytes))
 }

@@ -71,7 +71,7 @@ pub fn routable(source: &ModelSource) -> Result<Vec<(&Skill, &Selection)>> {
 }
 
 /// How well a skill fits a prompt.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Route {
     /// The id of the skill.

@@ -23,7 +23,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Lower-case hex digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

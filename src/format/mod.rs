@@ -19,7 +19,9 @@ mod tensor;
 
 pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, Yarn};
 #[cfg(feature = "tools")]
-pub(crate) use bytes::{base64, from_hex, hex};
+pub use bytes::hex;
+#[cfg(feature = "tools")]
+pub(crate) use bytes::{base64, from_hex};
 #[cfg(feature = "tools")]
 pub(crate) use file::{MappedFile, read_start};
 #[cfg(feature = "tools")]

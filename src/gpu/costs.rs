@@ -17,12 +17,12 @@ const DISPATCHES: u32 = 1000;
 const EMPTY_GROUPS: u32 = 60_000;
 
 /// Costs of a device, each the lowest of several measurements.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Costs {
-    /// Bytes that the stream kernel reads in one measurement.
-    pub stream_bytes: u64,
     /// Highest rate at which a kernel reads memory, in 10⁹ bytes per second.
     pub stream_gb_s: f64,
+    /// Bytes that the stream kernel reads in one measurement.
+    pub stream_bytes: u64,
     /// Microseconds of a dispatch that depends on the previous one.
     pub dispatch_us: f64,
     /// Microseconds of host time to encode a dispatch.

@@ -20,9 +20,10 @@ pub struct Cost {
 }
 
 /// The cost of one run of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct ProgramCost {
     /// Its name.
+    #[serde(rename = "program")]
     pub name: &'static str,
     /// The steps that run.
     pub dispatches: usize,

@@ -217,9 +217,10 @@ pub struct Layer {
 }
 
 /// The hidden state of the network that a draft head reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeadInput {
     /// The residual stream after the last layer.
+    #[default]
     Stream,
     /// The residual stream after the network's final norm.
     Normed,

@@ -1,9 +1,10 @@
 //! Element types of the key-value cache.
 
 /// Element type of the key-value cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kv {
     /// 2 bytes.
+    #[default]
     F16,
     /// 4 bytes.
     F32,

@@ -26,7 +26,7 @@ pub struct Outcome {
 }
 
 /// A comparison that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Failure {
     /// Its name: operator, type and dimensions, or program and step.
     pub name: String,

@@ -1,9 +1,10 @@
 //! Skills of a model from which neurons or experts are dropped: their tensors are cut like the model's own, and statements
 //! about the uncut model are removed from their records.
 
-use super::registry::record_of;
 use super::rewrite::NewTensor;
+use super::skill::record_of;
 use crate::error::{Result, bail};
+use crate::format::TensorInfo;
 use crate::format::cmf::CmfContainer;
 use crate::source::SkillView;
 use serde_json::{Map, Value};
@@ -34,6 +35,14 @@ pub(super) fn split<'a>(model: &CmfContainer, name: &'a str) -> (&'a str, &'a st
     }
 }
 
+/// Rows and columns of a tensor that is cut along its rows: a vector has one value per row.
+pub(super) fn rows_cols(info: &TensorInfo) -> (usize, usize) {
+    match info.shape.as_slice() {
+        [rows] => (*rows as usize, 1),
+        _ => info.rows_cols(),
+    }
+}
+
 /// Removes from the skill records in `header` what holds only for the uncut model: measurements, names of masks, and
 /// selection data, which refers to hidden states from the first cut layer, `layer`, on. Returns notes about the removals.
 ///
@@ -48,26 +57,25 @@ pub(super) fn skills(
     for skill in model.skills() {
         let id = &skill.id;
         let record = record_of(header, id)?;
+        let mut remove = |member: &str, why: &str| {
+            record.insert(member.into(), Value::Null);
+            notes.push(format!("skill '{id}': its {why}"));
+        };
         if layer.is_some() && skill.quality.is_some() {
-            record.insert("quality".into(), Value::Null);
-            notes.push(format!(
-                "skill '{id}': its quality is removed, because it was measured with the uncut model"
-            ));
+            remove(
+                "quality",
+                "quality is removed, because it was measured with the uncut model",
+            );
         }
         if let (Some(selection), Some(layer)) = (&skill.selection, layer)
             && selection.phi_layer >= layer
         {
-            record.insert("selection".into(), Value::Null);
-            notes.push(format!(
-                "skill '{id}': its selection is removed, because hidden states differ from those it was fitted to; fit the \
-                 skill again"
-            ));
+            let why = "hidden states differ from those it was fitted to; fit the skill again";
+            remove("selection", &format!("selection is removed, because {why}"));
         }
         if let Some(task) = &skill.input_mask_task {
-            record.insert("input_mask_task".into(), Value::Null);
-            notes.push(format!(
-                "skill '{id}': its task '{task}' is removed, because the masks are dropped"
-            ));
+            let what = format!("task '{task}' is removed, because the masks are dropped");
+            remove("input_mask_task", &what);
         }
         let prefix = skill.tensor_name("");
         if !tensors.iter().any(|tensor| tensor.spec.name.starts_with(&prefix)) {

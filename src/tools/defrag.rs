@@ -3,10 +3,10 @@
 use super::cut;
 use super::gather;
 use super::rewrite::{NewFile, NewTensor, header_of, object};
-use super::{Progress, Written};
+use super::{Progress, TOOL, Written};
 use crate::dtype::encode::storage_dtype;
 use crate::error::{Result, bail};
-use crate::format::cmf::{CmfContainer, Mask, MaskAxis, Sections};
+use crate::format::cmf::{CmfContainer, Mask, MaskAxis};
 use crate::format::{TensorInfo, TensorSpec};
 use serde_json::json;
 use std::path::Path;
@@ -69,36 +69,23 @@ pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Pr
     }
     let all: usize = kept.iter().flatten().map(|kept| kept.before).sum();
     let left: usize = widths.iter().sum();
-    object(&mut header, "provenance")?.insert(
-        "defrag".into(),
-        json!({
-            "tool": concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " defrag"),
-            "source_skill": task,
-            "pre_intermediate": before,
-            "post_intermediate_max": widest,
-            "kept_per_layer": widths,
-            "pruned_ratio": 1.0 - left as f64 / all.max(1) as f64,
-        }),
-    );
-    let file = NewFile {
-        header,
-        tensors,
-        sections: Sections {
-            vocab: model.sections()?.vocab,
-            ..Sections::default()
-        },
-        per_loop: false,
-    };
-    file.write(&[&model], out, notes, progress)
+    let record = json!({
+        "tool": format!("{TOOL} defrag"),
+        "source_skill": task,
+        "pre_intermediate": before,
+        "post_intermediate_max": widest,
+        "kept_per_layer": widths,
+        "pruned_ratio": 1.0 - left as f64 / all.max(1) as f64,
+    });
+    object(&mut header, "provenance")?.insert("defrag".into(), record);
+    NewFile::unmasked(&model, header, tensors)?.write(&[&model], out, notes, progress)
 }
 
 fn restricts_more(mask: &Mask) -> bool {
     let shape = mask.shape();
-    let rows = 0..shape.rows;
-    (0..shape.layers).any(|layer| !mask.layer(layer))
-        || rows.clone().any(|row| {
-            mask.count(MaskAxis::Heads, row) < shape.heads || mask.count(MaskAxis::Experts, row) < shape.experts
-        })
+    let count = |axis, row| mask.count(axis, row);
+    let restricted = |row| count(MaskAxis::Heads, row) < shape.heads || count(MaskAxis::Experts, row) < shape.experts;
+    (0..shape.layers).any(|layer| !mask.layer(layer)) || (0..shape.rows).any(restricted)
 }
 
 /// The remaining part of a layer's FFN.
@@ -119,11 +106,9 @@ impl Kept {
 /// mask switches off neurons of a layer without a dense FFN.
 fn alive(model: &CmfContainer, mask: &Mask, layer: usize) -> Result<Option<Kept>> {
     let shape = mask.shape();
+    let rows = (layer..shape.rows).step_by(shape.layers);
     let Some(gate) = model.find(&format!("model.layers.{layer}.mlp.gate_proj.weight")) else {
-        if (layer..shape.rows)
-            .step_by(shape.layers)
-            .any(|invocation| mask.count(MaskAxis::Neurons, invocation) < shape.ffn)
-        {
+        if rows.clone().any(|row| mask.count(MaskAxis::Neurons, row) < shape.ffn) {
             bail!(
                 UnsupportedModel,
                 "mask '{}' switches off neurons of layer {layer}, a mixture of experts, which cannot be dropped",
@@ -133,11 +118,7 @@ fn alive(model: &CmfContainer, mask: &Mask, layer: usize) -> Result<Option<Kept>
         return Ok(None);
     };
     let before = model.infos()[gate].rows_cols().0;
-    let used = |&neuron: &usize| {
-        (layer..shape.rows)
-            .step_by(shape.layers)
-            .any(|invocation| mask.unit(MaskAxis::Neurons, invocation, neuron))
-    };
+    let used = |&neuron: &usize| rows.clone().any(|row| mask.unit(MaskAxis::Neurons, row, neuron));
     let neurons: Vec<usize> = (0..before).filter(used).collect();
     if neurons.is_empty() {
         bail!(Usage, "the mask leaves no active neuron in layer {layer}");
@@ -174,23 +155,15 @@ fn narrowed<'a>(
     keep: &'a [usize],
     axis: Axis,
 ) -> NewTensor<'a> {
-    // A vector has one value per neuron.
-    let (rows, cols) = match info.shape.as_slice() {
-        [neurons] => (*neurons as usize, 1),
-        _ => info.rows_cols(),
-    };
-    let neurons = match axis {
-        Axis::Rows => rows,
-        Axis::Cols => cols,
+    let (rows, cols) = cut::rows_cols(info);
+    let mut spec = TensorSpec::from(info);
+    let (neurons, dim) = match axis {
+        Axis::Rows => (rows, spec.shape.first_mut()),
+        Axis::Cols => (cols, spec.shape.last_mut()),
     };
     if keep.len() == neurons {
         return NewTensor::copy(model, id);
     }
-    let mut spec = TensorSpec::from(info);
-    let dim = match axis {
-        Axis::Rows => spec.shape.first_mut(),
-        Axis::Cols => spec.shape.last_mut(),
-    };
     if let Some(dim) = dim {
         *dim = keep.len() as u64;
     }

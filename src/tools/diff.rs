@@ -4,13 +4,14 @@ use crate::error::Result;
 use crate::format::cmf::CmfContainer;
 use crate::format::hash64;
 use crate::format::json::without_nulls;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 /// Header members that describe files or are compared separately.
 const NOT_COMPARED: [&str; 6] = ["format", "version", "section_hashes", "shard", "arch", "skills"];
 
 /// One difference.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
     /// The name of the member, tensor, mask, skill or section.
     pub name: String,

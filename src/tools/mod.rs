@@ -3,19 +3,20 @@
 //! Tools stream one tensor at a time from the mapped input to the output, which is renamed to its path when complete. A
 //! payload is checked against its checksum before it is copied, so that damage never gets a valid checksum.
 
-pub mod compact;
 mod cut;
 pub mod defrag;
 pub mod diff;
 mod gather;
 pub mod moe;
-pub mod registry;
 mod rewrite;
 pub mod shard;
 pub mod sign;
 pub mod skill;
 
 use std::ops::ControlFlow;
+
+/// The name and version of this program, for provenance records.
+const TOOL: &str = concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"));
 
 /// Called with the bytes done and their total. Returning `Break` cancels the work, which then leaves no files.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;

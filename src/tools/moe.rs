@@ -3,10 +3,10 @@
 
 use super::cut;
 use super::rewrite::{NewFile, NewTensor, header_of, object};
-use super::{Progress, Written};
+use super::{Progress, TOOL, Written};
 use crate::error::{Result, bail};
-use crate::format::cmf::{CmfContainer, Mask, MaskAxis, MaskShape, Sections};
-use crate::format::{TensorInfo, TensorSpec, json, read_start};
+use crate::format::cmf::{CmfContainer, Mask, MaskAxis, MaskShape};
+use crate::format::{TensorInfo, json, read_start};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,10 +32,9 @@ impl RoutingStats {
         };
         let mut stats = BTreeMap::new();
         for (layer, counts) in layers {
-            let numbers = counts
-                .as_array()
-                .map(|counts| counts.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>());
-            let (Ok(layer), Some(Some(counts))) = (layer.parse(), numbers) else {
+            let counts = counts.as_array().map(|counts| counts.iter().map(Value::as_f64));
+            let counts: Option<Vec<f64>> = counts.and_then(Iterator::collect);
+            let (Ok(layer), Some(counts)) = (layer.parse(), counts) else {
                 bail!(
                     Parse,
                     "statistics: layer '{layer}': expected a layer number with an array of counts"
@@ -56,9 +55,15 @@ impl RoutingStats {
         }
         Ok(RoutingStats(stats))
     }
+
+    /// The counts of a layer; empty if there are none.
+    fn of(&self, layer: usize) -> &[f64] {
+        self.0.get(&layer).map(Vec::as_slice).unwrap_or_default()
+    }
 }
 
 /// The experts to keep in each layer that has a router, ascending.
+#[derive(Default)]
 struct Kept {
     layers: BTreeMap<usize, Vec<usize>>,
     notes: Vec<String>,
@@ -81,12 +86,9 @@ impl Kept {
         if let Some(layer) = stats.0.keys().find(|layer| !experts.contains_key(layer)) {
             bail!(Usage, "the statistics contain layer {layer}, which has no experts");
         }
-        let mut kept = Kept {
-            layers: BTreeMap::new(),
-            notes: Vec::new(),
-        };
+        let mut kept = Kept::default();
         for (layer, count) in experts {
-            let counts = stats.0.get(&layer).map(Vec::as_slice).unwrap_or_default();
+            let counts = stats.of(layer);
             if !counts.is_empty() && counts.len() != count {
                 bail!(
                     Usage,
@@ -98,13 +100,11 @@ impl Kept {
             let mut keep: Vec<usize> = (0..count).collect();
             if total > 0.0 {
                 keep.sort_by(|&a, &b| counts[b].total_cmp(&counts[a]).then(a.cmp(&b)));
-                let mut covered = 0.0;
-                let needed = keep.iter().take_while(|&&expert| {
-                    let wanted = covered < cover * total;
-                    covered += counts[expert];
-                    wanted
-                });
-                let needed = needed.count();
+                let (mut covered, mut needed) = (0.0, 0);
+                while needed < count && covered < cover * total {
+                    covered += counts[keep[needed]];
+                    needed += 1;
+                }
                 keep.truncate(needed.max(1));
                 keep.sort_unstable();
             } else {
@@ -120,13 +120,11 @@ impl Kept {
 
 /// The number of experts of each layer that has a router.
 fn experts(model: &CmfContainer) -> BTreeMap<usize, usize> {
-    let mut layers: BTreeMap<usize, usize> = BTreeMap::new();
-    for info in model.infos() {
-        if let Some((layer, Role::Router)) = role(&info.name) {
-            layers.insert(layer, info.rows_cols().0);
-        }
-    }
-    layers
+    let routers = model.infos().iter().filter_map(|info| match role(&info.name) {
+        Some((layer, Role::Router)) => Some((layer, info.rows_cols().0)),
+        _ => None,
+    });
+    routers.collect()
 }
 
 /// The role of a tensor in a layer's mixture of experts.
@@ -170,13 +168,12 @@ pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progres
     if masks.masks.iter().any(|mask| mask.name == task) {
         bail!(Usage, "mask '{task}' exists already; choose another name");
     }
-    let arch = &model.header().arch;
-    let per_loop = model.has_loop_masks();
     let task_id = masks.masks.iter().map(|mask| mask.task_id).max();
     let Some(task_id) = task_id.map_or(Some(0), |id| id.checked_add(1)) else {
         bail!(Usage, "no task_id is left for another mask");
     };
-    let mut mask = Mask::open(task_id, task, MaskShape::of(arch, per_loop));
+    let shape = MaskShape::of(&model.header().arch, model.has_loop_masks());
+    let mut mask = Mask::open(task_id, task, shape);
     let experts = experts(&model);
     let (mut off, mut all) = (0, 0);
     for (&layer, keep) in &kept.layers {
@@ -197,7 +194,7 @@ pub fn mask(model: &Path, narrowing: &Narrowing, task: &str, out: &Path, progres
     ));
     masks.masks.push(mask);
     let section = masks.to_bytes()?;
-    let mut file = super::compact::whole(&model)?;
+    let mut file = super::shard::whole(&model)?;
     file.sections.masks = Some(&section);
     file.write(&[&model], out, kept.notes, progress)
 }
@@ -240,48 +237,29 @@ pub fn defrag(model: &Path, narrowing: &Narrowing, out: &Path, progress: Progres
     }
     by_role(&mut tensors);
     let mut header = header_of(&model);
-    let pre = model.header().arch.moe.as_ref().map(|moe| moe.num_experts);
-    let counts: Map<String, Value> = layers
-        .iter()
-        .map(|(layer, keep)| {
-            let counts = narrowing.stats.0.get(layer).map(Vec::as_slice).unwrap_or_default();
-            let kept: Vec<Value> = keep
-                .iter()
-                .filter_map(|&expert| counts.get(expert).map(|&count| whole(count)))
-                .collect();
-            (layer.to_string(), kept.into())
-        })
-        .collect();
+    let counts = layers.iter().map(|(layer, keep)| {
+        let counts = narrowing.stats.of(*layer);
+        let kept = keep.iter().filter_map(|&expert| counts.get(expert).copied().map(whole));
+        (layer.to_string(), kept.collect())
+    });
+    let counts: Map<String, Value> = counts.collect();
     let kept_per_layer: Vec<usize> = layers.values().map(Vec::len).collect();
-    object(&mut header, "provenance")?.insert(
-        "moe_defrag".into(),
-        json!({
-            "tool": concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"), " moe-defrag"),
-            "cover": narrowing.cover,
-            "num_experts_pre": pre,
-            "kept_per_layer": kept_per_layer,
-            "routing_counts": counts,
-        }),
-    );
+    let record = json!({
+        "tool": format!("{TOOL} moe-defrag"),
+        "cover": narrowing.cover,
+        "num_experts_pre": model.header().arch.moe.as_ref().map(|moe| moe.num_experts),
+        "kept_per_layer": kept_per_layer,
+        "routing_counts": counts,
+    });
+    object(&mut header, "provenance")?.insert("moe_defrag".into(), record);
     let before = experts(&model);
-    let mut kept = layers.iter().map(|(&layer, keep)| (layer, keep.len()));
-    let layer = kept.find(|(layer, kept)| before.get(layer).is_some_and(|before| kept < before));
-    let layer = layer.map(|(layer, _)| layer);
+    let cut = |layer: &usize| before.get(layer).is_some_and(|&before| layers[layer].len() < before);
+    let layer = layers.keys().copied().find(cut);
     notes.extend(cut::skills(&model, &mut header, &tensors, layer)?);
-    let sections = model.sections()?;
-    if sections.masks.is_some() {
+    if model.sections()?.masks.is_some() {
         notes.push("the masks are removed, because they refer to dropped experts".to_owned());
     }
-    let file = NewFile {
-        header,
-        tensors,
-        sections: Sections {
-            vocab: sections.vocab,
-            ..Sections::default()
-        },
-        per_loop: false,
-    };
-    file.write(&[&model], out, notes, progress)
+    NewFile::unmasked(&model, header, tensors)?.write(&[&model], out, notes, progress)
 }
 
 /// A count as JSON, without a decimal point if it is an integer.
@@ -293,23 +271,14 @@ fn whole(count: f64) -> Value {
 }
 
 /// The entries of the kept experts of a router or bias vector.
-fn picked<'a>(model: &'a CmfContainer, id: usize, info: &'a TensorInfo, keep: &[usize]) -> NewTensor<'a> {
-    let mut spec = TensorSpec::from(info);
-    if let Some(experts) = spec.shape.first_mut() {
+fn picked<'a>(model: &'a CmfContainer, id: usize, info: &'a TensorInfo, keep: &'a [usize]) -> NewTensor<'a> {
+    let mut copy = NewTensor::copy(model, id);
+    if let Some(experts) = copy.spec.shape.first_mut() {
         *experts = keep.len() as u64;
     }
-    // A vector has one value per expert.
-    let (rows, cols) = match info.shape.as_slice() {
-        [experts] => (*experts as usize, 1),
-        _ => info.rows_cols(),
-    };
-    let keep = keep.to_vec();
-    NewTensor {
-        spec,
-        from: model,
-        id,
-        change: Some(Box::new(move |bytes| info.dtype.select_rows(bytes, rows, cols, &keep))),
-    }
+    let (rows, cols) = cut::rows_cols(info);
+    copy.change = Some(Box::new(move |bytes| info.dtype.select_rows(bytes, rows, cols, keep)));
+    copy
 }
 
 /// Moves the experts of each layer to the position of the first one: all gate, then all up, then all down projections.

@@ -46,12 +46,9 @@ impl<'a> NewTensor<'a> {
         match &self.change {
             None => put(bytes, Some(stored))?,
             Some(change) => {
-                check_hash(
-                    format_args!("payload of tensor '{}'", self.spec.name),
-                    bytes,
-                    Some(stored),
-                )?;
-                let payload = change(bytes).map_err(|err| err.context(format_args!("tensor '{}'", self.spec.name)))?;
+                let name = &self.spec.name;
+                check_hash(format_args!("payload of tensor '{name}'"), bytes, Some(stored))?;
+                let payload = change(bytes).map_err(|err| err.context(format_args!("tensor '{name}'")))?;
                 put(&payload, None)?;
             }
         }
@@ -69,7 +66,23 @@ pub(super) struct NewFile<'a> {
     pub per_loop: bool,
 }
 
-impl NewFile<'_> {
+impl<'a> NewFile<'a> {
+    /// A file with the tokenizer of a model, but without its masks.
+    pub fn unmasked(
+        model: &'a CmfContainer,
+        header: Map<String, Value>,
+        tensors: Vec<NewTensor<'a>>,
+    ) -> Result<NewFile<'a>> {
+        let (vocab, masks, index) = (model.sections()?.vocab, None, None);
+        let sections = Sections { vocab, masks, index };
+        Ok(NewFile {
+            header,
+            tensors,
+            sections,
+            per_loop: false,
+        })
+    }
+
     /// Bytes to read for all tensors.
     fn source_bytes(&self) -> u64 {
         self.tensors.iter().map(NewTensor::source_bytes).sum()

@@ -134,36 +134,24 @@ pub fn check(paths: &[PathBuf], pinned: Option<PublicKey>, progress: Progress) -
     };
     let key = first.key;
     if let Some(file) = paths.iter().find(|path| claims.iter().all(|(file, _)| file != path)) {
+        let file = file.display();
+        bail!(SignatureInvalid, "{file}: not signed, unlike other files of the model");
+    }
+    if let Some((file, claim)) = claims.iter().find(|(_, claim)| claim.key != key) {
+        let (file, one, others) = (file.display(), claim.key.to_hex(), key.to_hex());
         bail!(
             SignatureInvalid,
-            "{}: not signed, unlike other files of the model",
-            file.display()
+            "{file}: signed by {one}, other files of the model by {others}"
         );
-    }
-    for (file, claim) in &claims {
-        if claim.key != key {
-            bail!(
-                SignatureInvalid,
-                "{}: signed by {}, other files of the model by {}",
-                file.display(),
-                claim.key.to_hex(),
-                key.to_hex()
-            );
-        }
     }
     let found = digests(paths, progress)?;
     for ((file, claim), found) in claims.iter().zip(found) {
-        claim
-            .check(&found)
-            .map_err(|err| err.context(path_beside(file).display()))?;
+        let checked = claim.check(&found);
+        checked.map_err(|err| err.context(path_beside(file).display()))?;
     }
     if let Some(pinned) = pinned.filter(|pinned| *pinned != key) {
-        bail!(
-            SignatureInvalid,
-            "signed by {}, expected {}",
-            key.to_hex(),
-            pinned.to_hex()
-        );
+        let (key, pinned) = (key.to_hex(), pinned.to_hex());
+        bail!(SignatureInvalid, "signed by {key}, expected {pinned}");
     }
     Ok(Verdict::Valid {
         key,
@@ -189,11 +177,10 @@ impl Claim {
         let members = json::parse_object(text, "signature")?;
         let text = |name: &str| match members.get(name) {
             Some(Value::String(text)) => Ok(text.as_str()),
-            Some(other) => bail!(
-                SignatureInvalid,
-                "{name}: expected a string, found {}",
-                json::kind_of(other)
-            ),
+            Some(other) => {
+                let found = json::kind_of(other);
+                bail!(SignatureInvalid, "{name}: expected a string, found {found}")
+            }
             None => bail!(SignatureInvalid, "{name} is missing"),
         };
         let algorithm = text("alg")?;
@@ -288,12 +275,10 @@ fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>> {
 }
 
 fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let io = |err: &std::io::Error| Error::io(path, err);
     let mut file = temporary_beside(path)?;
-    file.write_all(bytes)
-        .and_then(|()| file.as_file().sync_all())
-        .map_err(|err| io(&err))?;
-    file.persist(path).map(drop).map_err(|err| io(&err.error))
+    let written = file.write_all(bytes).and_then(|()| file.as_file().sync_all());
+    written.map_err(|err| Error::io(path, &err))?;
+    file.persist(path).map(drop).map_err(|err| Error::io(path, &err.error))
 }
 
 #[cfg(test)]
@@ -364,16 +349,11 @@ mod tests {
         // RFC 8032, section 7.1, test 1.
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        std::fs::write(
-            &path,
-            "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60\n",
-        )
-        .unwrap();
+        let seed = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60\n";
+        std::fs::write(&path, seed).unwrap();
         let key = signing_key(&path).unwrap().verifying_key().to_bytes();
-        assert_eq!(
-            hex(&key),
-            "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
-        );
+        let wanted = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+        assert_eq!(hex(&key), wanted);
         for text in ["", "9d61", &"zz".repeat(32), &"00".repeat(33), &"0".repeat(5000)] {
             std::fs::write(&path, text).unwrap();
             let err = signing_key(&path).unwrap_err();

@@ -1,22 +1,21 @@
-//! Adding and removing skills in place, exporting them as skill files and applying those (section 9 of the format).
+//! Changing, adding and removing skills in place, exporting them as skill files and applying those (section 9 of the format).
 
 use super::rewrite::{NewFile, NewTensor, Work, header_of};
-use super::{Progress, Written};
+use super::{Progress, TOOL, Written};
 use crate::convert::{Options, convert};
 use crate::dtype::Dtype;
 use crate::dtype::encode::{encode, storage_dtype};
 use crate::error::{Error, Kind, Result, bail};
-use crate::format::cmf::{Appender, CmfContainer, Masks, NO_TASK, Payload, Sections, check_id, check_new_id};
+use crate::format::cmf::{Appender, CmfContainer, Masks, NO_TASK, Sections, Selection, check_id, check_new_id};
 use crate::format::json::without_nulls;
-use crate::format::{TensorInfo, TensorSpec, check_hash, read_start};
+use crate::format::{TensorInfo, TensorSpec, base64, check_hash, hex, read_start};
 use crate::source::{SkillView, Tensors};
+use half::f16;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 use std::borrow::Cow;
-use std::ops::ControlFlow;
 use std::path::Path;
 use tempfile::TempDir;
-
-const TOOL: &str = concat!("cmf-gpu ", env!("CARGO_PKG_VERSION"));
 
 /// Name, storage and task of a new skill.
 #[derive(Clone, Debug, Default)]
@@ -75,12 +74,8 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
             let hash = source.payloads()[stored].hash;
             check_hash(format_args!("payload of tensor '{}'", info.name), bytes, Some(hash))?;
         }
-        let stored = replacement(
-            (info, backbone.bytes(id)?),
-            (from, bytes),
-            new.quant,
-            temporary.is_some(),
-        );
+        let own = (info, backbone.bytes(id)?);
+        let stored = replacement(own, (from, bytes), new.quant, temporary.is_some());
         let stored = stored.map_err(|err| err.context(format_args!("tensor '{}'", info.name)))?;
         if let Some((dtype, payload)) = stored {
             let tensor = TensorSpec {
@@ -98,32 +93,24 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
     if names.is_empty() {
         bail!(Usage, "{}: differs from the model in no tensor", src.display());
     }
-    let mut record = Map::new();
-    record.insert("id".into(), new.id.clone().into());
-    record.insert("name".into(), new.name.clone().into());
-    record.insert("layers".into(), layers(&names).into());
-    record.insert("input_mask_task".into(), new.input_mask_task.clone().into());
-    record.insert("quality".into(), Value::Null);
     let file_name = src.file_name().map(|name| name.to_string_lossy().into_owned());
-    record.insert(
-        "provenance".into(),
-        json!({"tool": format!("{TOOL} skill add"), "source": file_name, "tensors": names.len()}),
-    );
-    let mut header = file.header_json().clone();
-    registry(&mut header)?.push(record.into());
     let tensors = names.len();
+    let record = json!({
+        "id": new.id,
+        "name": new.name,
+        "layers": layers(&names),
+        "input_mask_task": new.input_mask_task,
+        "quality": null,
+        "provenance": {"tool": format!("{TOOL} skill add"), "source": file_name, "tensors": tensors},
+    });
+    let mut header = file.header_json().clone();
+    registry(&mut header)?.push(record);
     let mut notes = signature_note(&base);
     // The old file must not be mapped while its envelope changes.
     drop((backbone, changed));
     drop((base, source));
-    let before = file.bytes_before();
-    let bytes = file.finish(header, &|_| false)?;
-    notes.extend(temporary.map(|(_, notes)| notes).unwrap_or_default());
-    Ok(Written {
-        tensors,
-        bytes: bytes.saturating_sub(before),
-        notes,
-    })
+    notes.extend(temporary.iter().flat_map(|(_, notes)| notes).cloned());
+    finish(file, header, &|_| false, tensors, notes)
 }
 
 /// Removes a skill from the registry and its tensors from the directory, in place. Their bytes stay until the file is
@@ -135,30 +122,85 @@ pub fn remove(model: &Path, id: &str) -> Result<Written> {
     runnable(&container)?;
     SkillView::new(&container, container.skills(), Some(id))?;
     let prefix = format!("skill.{id}.");
-    let stored = container.infos().iter().zip(container.payloads());
-    let own: Vec<&Payload> = stored
-        .filter_map(|(info, payload)| info.name.starts_with(&prefix).then_some(payload))
-        .collect();
+    let mut own: Vec<_> = container.infos().iter().zip(container.payloads()).collect();
+    own.retain(|(info, _)| info.name.starts_with(&prefix));
     let tensors = own.len();
-    if own.iter().any(|payload| payload.shard != 0) {
+    if own.iter().any(|(_, payload)| payload.shard != 0) {
         bail!(
             Usage,
             "skill '{id}' has tensors outside the first file, which is the only one that can change; compact the model first"
         );
     }
-    let notes = signature_note(&container);
-    let path = container.shard_paths()[0].clone();
-    drop(container);
-    let file = Appender::open(&path)?;
+    let (file, notes) = reopen(container)?;
     let mut header = file.header_json().clone();
     registry(&mut header)?.retain(|record| record.get("id").and_then(Value::as_str) != Some(id));
+    finish(file, header, &|name| name.starts_with(&prefix), tensors, notes)
+}
+
+/// Sets the selection data of a skill. Its other members are unchanged.
+///
+/// Errors: `Usage` for an unknown skill; those of [`Appender`].
+pub fn set_selection(model: &Path, id: &str, selection: &Selection) -> Result<Written> {
+    let halves = |values: &[f32]| {
+        let bytes = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes());
+        base64(&bytes.collect::<Vec<u8>>())
+    };
+    let record = json!({
+        "metric": selection.metric,
+        "phi_layer": selection.phi_layer,
+        "mean": halves(&selection.mean),
+        "basis": halves(&selection.basis),
+        "rank": selection.rank,
+    });
+    amend(model, id, "selection", record)
+}
+
+/// Sets the quality of a skill: the perplexity of `text` without and with it. Each comes with the task whose mask was active,
+/// [`NO_TASK`] for the full model. Errors: as [`set_selection`].
+pub fn set_quality(
+    model: &Path,
+    id: &str,
+    (backbone, backbone_task): (f64, &str),
+    (overlaid, task): (f64, &str),
+    text: &str,
+) -> Result<Written> {
+    let digest = Sha256::digest(text.as_bytes());
+    let record = json!({
+        "metric": "ppl", "backbone": backbone, "overlaid": overlaid, "dataset_sha256": hex(&digest),
+        "backbone_task": backbone_task, "task": task,
+    });
+    amend(model, id, "quality", record)
+}
+
+/// Sets one member of a skill's record.
+fn amend(model: &Path, id: &str, member: &str, value: Value) -> Result<Written> {
+    let container = CmfContainer::open(model)?;
+    SkillView::new(&container, container.skills(), Some(id))?;
+    let (file, notes) = reopen(container)?;
+    let mut header = file.header_json().clone();
+    record_of(&mut header, id)?.insert(member.to_owned(), value);
+    finish(file, header, &|_| false, 0, notes)
+}
+
+/// Closes a model and opens its first file for changes, with notes about the effect of changes.
+fn reopen(model: CmfContainer) -> Result<(Appender, Vec<String>)> {
+    let (path, notes) = (model.shard_paths()[0].clone(), signature_note(&model));
+    // The old file must not be mapped while its envelope changes.
+    drop(model);
+    Ok((Appender::open(&path)?, notes))
+}
+
+/// Writes a changed header; the directory loses the tensors whose names are `removed`.
+fn finish(
+    file: Appender,
+    header: Map<String, Value>,
+    removed: &dyn Fn(&str) -> bool,
+    tensors: usize,
+    notes: Vec<String>,
+) -> Result<Written> {
     let before = file.bytes_before();
-    let bytes = file.finish(header, &|name| name.starts_with(&prefix))?;
-    Ok(Written {
-        tensors,
-        bytes: bytes.saturating_sub(before),
-        notes,
-    })
+    let bytes = file.finish(header, removed)?.saturating_sub(before);
+    Ok(Written { tensors, bytes, notes })
 }
 
 /// Writes a skill file: the tensors in which the model at `model`, with its skill `id` active, differs from the model at
@@ -238,10 +280,8 @@ fn exported_record(
     if !record.contains_key("layers") {
         record.insert("layers".into(), layers(&names).into());
     }
-    record.insert(
-        "base_dir_hash".into(),
-        format!("{:016x}", base.directory_hash()?).into(),
-    );
+    let base_hash = format!("{:016x}", base.directory_hash()?);
+    record.insert("base_dir_hash".into(), base_hash.into());
     record.insert("base_arch".into(), base.header().arch.arch_name.clone().into());
     let own_task = record.get("input_mask_task").and_then(Value::as_str);
     let default_task = model.masks().and_then(|masks| masks.default_task.as_deref());
@@ -388,15 +428,7 @@ fn open_source(model: &Path, src: &Path, progress: Progress) -> Result<(CmfConta
         .tempdir_in(parent.unwrap_or(Path::new(".")))
         .map_err(|err| Error::io(model, &err))?;
     let out = dir.path().join("source.cmf");
-    let report = convert(
-        src,
-        &out,
-        &Options::new(Dtype::F32),
-        &mut |_| match progress(0, 1).is_break() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        },
-    )?;
+    let report = convert(src, &out, &Options::new(Dtype::F32), &mut |_| progress(0, 1))?;
     Ok((CmfContainer::open(&out)?, Some((dir, report.dropped))))
 }
 
@@ -483,8 +515,17 @@ fn registry(header: &mut Map<String, Value>) -> Result<&mut Vec<Value>> {
         .ok_or_else(|| Error::new(Kind::Parse, "header.skills: expected an array"))
 }
 
+/// The record of a skill in a header. Errors: `Parse` if there is none.
+pub(super) fn record_of<'h>(header: &'h mut Map<String, Value>, id: &str) -> Result<&'h mut Map<String, Value>> {
+    let records = header.get_mut("skills").and_then(Value::as_array_mut);
+    let mut records = records.into_iter().flatten().filter_map(Value::as_object_mut);
+    records
+        .find(|record| record.get("id").and_then(Value::as_str) == Some(id))
+        .ok_or_else(|| Error::new(Kind::Parse, format!("header.skills: no record of skill '{id}'")))
+}
+
 /// A note if the model has a signature, which a change of the file invalidates.
-pub(super) fn signature_note(model: &CmfContainer) -> Vec<String> {
+fn signature_note(model: &CmfContainer) -> Vec<String> {
     let signature = super::sign::path_beside(&model.shard_paths()[0]);
     match signature.exists() {
         true => vec![format!(

@@ -10,7 +10,7 @@ use cmf_gpu::lm::run::Cancel;
 use cmf_gpu::op::Kv;
 use cmf_gpu::options::{DeviceChoice, LoadOptions, Overlay, Speculation, TaskChoice};
 use cmf_gpu::source::{Mask, MaskAxis, MaskShape, Masks, Selection, SkillView};
-use cmf_gpu::tools::registry::set_selection;
+use cmf_gpu::tools::skill::set_selection;
 use cmf_gpu::{Kind, Notice, Result, routing, tools};
 use half::f16;
 use serde_json::{Value, json};

@@ -3,12 +3,13 @@
 use crate::cli::args::{LoadArgs, whole};
 use crate::cli::context::{Result, usage};
 use crate::cli::convert::quant;
+use crate::cli::model::open;
 use crate::cli::overlay::{BLEND_HELP, SKILL_HELP};
 use cmf_gpu::LoadOptions;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::options::Overlay;
+use cmf_gpu::source::ModelSource;
 use cmf_gpu::synthetic::Shape;
-use std::path::PathBuf;
 
 const CTX_HELP: &str =
     "Length of the context in tokens; 0 = the length the model was trained for [default: as -p and -n need]";
@@ -60,22 +61,21 @@ pub enum Form {
 /// What is measured, by the flags.
 pub enum Source {
     /// A model file.
-    Model(PathBuf),
+    Model(Box<ModelSource>),
     /// Random weights.
     Synthetic(Shape),
 }
 
 impl Args {
-    /// The model or the shape of the synthetic model. Errors: `Usage` when neither or both are given, and for layers that
-    /// the shape does not have.
+    /// The model, opened, or the shape of the synthetic model. Errors: `Usage` when neither or both are given, and for layers
+    /// that the shape does not have; those of opening.
     pub fn source(&self) -> Result<Source> {
         let Some(spec) = &self.synthetic else {
             if self.layers.is_some() {
-                return Err(usage(
-                    "--layers needs --synthetic; the layers of a model file are fixed",
-                ));
+                let hint = "--layers needs --synthetic; the layers of a model file are fixed";
+                return Err(usage(hint));
             }
-            return self.load.model.path().map(Source::Model);
+            return Ok(Source::Model(Box::new(open(&self.load.model.path()?)?)));
         };
         if self.load.model.optional()?.is_some() {
             return Err(usage("--synthetic replaces MODEL, and both are given"));
@@ -87,10 +87,10 @@ impl Args {
         }))
     }
 
-    /// The library's options for this source. Errors: `Usage`.
-    pub fn options(&self, source: &Source) -> Result<LoadOptions> {
+    /// The library's options. Errors: `Usage`.
+    pub fn options(&self) -> Result<LoadOptions> {
         let overlay = self.load.overlay.fixed()?;
-        if matches!(source, Source::Synthetic(_)) && overlay != Overlay::Backbone {
+        if self.synthetic.is_some() && overlay != Overlay::Backbone {
             return Err(usage("a skill needs a MODEL, and --synthetic replaces it"));
         }
         let options = self.load.options();
@@ -102,12 +102,8 @@ impl Args {
     pub fn positions(&self) -> Result<u32> {
         // One token before the generated ones, and one whose run is in flight at the end.
         let positions = self.n_prompt.max(self.n_gen.saturating_add(2));
-        u32::try_from(positions).map_err(|_| {
-            usage(format!(
-                "-p {}, -n {}: {positions} tokens are too many",
-                self.n_prompt, self.n_gen
-            ))
-        })
+        let (p, n) = (self.n_prompt, self.n_gen);
+        u32::try_from(positions).map_err(|_| usage(format!("-p {p}, -n {n}: {positions} tokens are too many")))
     }
 
     /// Errors: `Usage` when a context of `ctx` positions is too short for a row.

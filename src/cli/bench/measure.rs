@@ -6,10 +6,12 @@ use cmf_gpu::graph::Counters;
 use cmf_gpu::lm::ProgramKind;
 use cmf_gpu::lm::run::{Generation, Session};
 use cmf_gpu::options::Sampling;
+use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
 /// A row of the table.
+#[derive(Serialize)]
 pub struct Row {
     /// `pp` or `tg` and the number of tokens.
     pub test: String,
@@ -70,9 +72,8 @@ fn mean_sd(values: &[f64]) -> (f64, f64) {
 
 /// Arbitrary tokens, the same in every run.
 fn prompt(vocab: u32, count: usize) -> Vec<u32> {
-    (0..count as u64)
-        .map(|i| ((i * 2_654_435_761) % u64::from(vocab)) as u32)
-        .collect()
+    let token = |i: u64| ((i * 2_654_435_761) % u64::from(vocab)) as u32;
+    (0..count as u64).map(token).collect()
 }
 
 fn unless_broken(flow: ControlFlow<()>) -> Result<()> {
@@ -109,10 +110,12 @@ fn generate(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64>
     match first {
         Some(first) if tokens == count + 1 => Ok(first.elapsed().as_secs_f64()),
         _ if cancel.is_cancelled() => Err(interrupted()),
-        _ => Err(usage(format!(
-            "only {tokens} of {} tokens fit; give a larger --ctx",
-            count + 1
-        ))),
+        _ => {
+            let wanted = count + 1;
+            Err(usage(format!(
+                "only {tokens} of {wanted} tokens fit; give a larger --ctx"
+            )))
+        }
     }
 }
 

@@ -1,32 +1,35 @@
 //! `bench --plan`: the memory that a model needs on a GPU and the cost of its programs, computed without a GPU.
 
 use super::args::{Args, Form, Source};
+use crate::cli::answer::peak_bytes;
 use crate::cli::context::{Context, Outcome, Result};
-use crate::cli::model;
 use crate::cli::output::{Output, size};
-use crate::cli::report::peak_bytes;
+use cmf_gpu::LoadOptions;
 use cmf_gpu::engine::{Planned, overlaid, planned, resolve_task};
-use cmf_gpu::source::{Arch, Tensors};
+use cmf_gpu::graph::Cost;
 use cmf_gpu::synthetic::synthetic;
-use cmf_gpu::{LoadOptions, Notice};
 use serde_json::{Value, json};
 
-pub fn run(args: &Args, source: Source, context: &mut Context) -> Result {
-    let options = args.options(&source)?;
-    let (report, notices) = match source {
+pub fn run(args: &Args, source: Source, options: LoadOptions, context: &mut Context) -> Result {
+    let report = match source {
         Source::Synthetic(shape) => {
             let (arch, tensors) = synthetic(&shape, args.quant)?;
-            Report::new(&arch, &tensors, &options)?
+            let planned = planned(&arch, &tensors, &options)?;
+            Report::new(arch.arch_name, planned.model.parameters(&tensors), planned)
         }
-        Source::Model(path) => {
-            let source = model::open(&path)?;
+        Source::Model(source) => {
             let tensors = overlaid(&source, &options.overlay)?;
             let (task, notice) = resolve_task(&source, &options.overlay, &options.task)?;
             context.out.notices(&notice);
-            Report::new(&source.arch, &*tensors, &options.task(task))?
+            let planned = planned(&source.arch, &*tensors, &options.task(task))?;
+            Report::new(
+                source.arch.arch_name.clone(),
+                planned.model.parameters(&*tensors),
+                planned,
+            )
         }
     };
-    context.out.notices(&notices);
+    context.out.notices(&report.planned.notices);
     if let Some(task) = &report.planned.task {
         context.out.note(format!("task {task}"));
     }
@@ -39,18 +42,18 @@ struct Report {
     name: String,
     parameters: u64,
     planned: Planned,
+    cost: Cost,
 }
 
 impl Report {
-    fn new(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<(Report, Vec<Notice>)> {
-        let mut planned = planned(arch, tensors, options)?;
-        let notices = std::mem::take(&mut planned.notices);
-        let report = Report {
-            name: arch.arch_name.clone(),
-            parameters: planned.model.parameters(tensors),
+    fn new(name: String, parameters: u64, planned: Planned) -> Report {
+        let cost = planned.plan.cost();
+        Report {
+            name,
+            parameters,
             planned,
-        };
-        Ok((report, notices))
+            cost,
+        }
     }
 
     fn print(&self, form: Form, kv: &str, out: &mut Output) -> Result<()> {
@@ -62,16 +65,12 @@ impl Report {
                 out.line("\n| program | dispatches | barriers | weight bytes |\n|---|---:|---:|---:|")?;
             }
         }
-        for program in &self.planned.plan.cost().programs {
-            let row = [
-                program.name.to_string(),
-                program.dispatches.to_string(),
-                program.barriers.to_string(),
-                program.weight_bytes.to_string(),
-            ];
+        for program in &self.cost.programs {
+            let (name, dispatches) = (program.name, program.dispatches);
+            let (barriers, bytes) = (program.barriers, program.weight_bytes);
             out.line(match form {
-                Form::Md => format!("| {} |", row.join(" | ")),
-                _ => row.join(","),
+                Form::Md => format!("| {name} | {dispatches} | {barriers} | {bytes} |"),
+                _ => format!("{name},{dispatches},{barriers},{bytes}"),
             })?;
         }
         Ok(())
@@ -79,7 +78,7 @@ impl Report {
 
     fn summary(&self) -> String {
         let Planned { model, plan, .. } = &self.planned;
-        let cost = plan.cost();
+        let cost = &self.cost;
         format!(
             "{}: {} layers, {:.2} · 10⁹ weights in {}\ncontext {}: {} of keys and values, {} of recurrent states, {} of \
              other buffers",
@@ -96,15 +95,7 @@ impl Report {
 
     fn json(&self, kv: &str) -> Value {
         let Planned { model, plan, task, .. } = &self.planned;
-        let cost = plan.cost();
-        let programs = cost.programs.iter().map(|program| {
-            json!({
-                "program": program.name,
-                "dispatches": program.dispatches,
-                "barriers": program.barriers,
-                "weight_bytes": program.weight_bytes,
-            })
-        });
+        let cost = &self.cost;
         json!({
             "name": self.name,
             "task": task,
@@ -117,7 +108,7 @@ impl Report {
             "kv_bytes": cost.kv_bytes,
             "state_bytes": cost.state_bytes,
             "other_bytes": cost.other_bytes,
-            "programs": programs.collect::<Vec<_>>(),
+            "programs": cost.programs,
             "peak_host_bytes": peak_bytes(),
         })
     }

@@ -132,11 +132,8 @@ impl Settings {
     }
 
     fn unknown(&self, name: &str) -> String {
-        let names = self.all().map(|(name, _)| name);
-        format!(
-            "there is no setting {name}; expected one of {}, task, skill",
-            names.join(", ")
-        )
+        let names = self.all().map(|(name, _)| name).join(", ");
+        format!("there is no setting {name}; expected one of {names}, task, skill")
     }
 }
 

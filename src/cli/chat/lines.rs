@@ -1,5 +1,6 @@
 //! The lines of a chat: from a line editor on a terminal, else from stdin; and messages of several lines.
 
+use crate::cli::context::usage;
 use crate::cli::interrupt::Interrupt;
 use cmf_gpu::{Error, Kind, Result};
 use rustyline::error::{ReadlineError, Signal};
@@ -117,10 +118,7 @@ fn read_line(stream: &mut dyn BufRead) -> Result<Line> {
         return Ok(Line::End);
     }
     if bytes.len() as u64 > MAX_LINE {
-        return Err(Error::new(
-            Kind::Usage,
-            format!("stdin: a line longer than {MAX_LINE} bytes"),
-        ));
+        return Err(usage(format!("stdin: a line longer than {MAX_LINE} bytes")));
     }
     let line = String::from_utf8(bytes).map_err(|_| Error::new(Kind::Parse, "stdin: not UTF-8"))?;
     let line = line.strip_suffix('\n').unwrap_or(&line);

@@ -6,7 +6,6 @@ use cmf_gpu::dtype::Dtype;
 use cmf_gpu::format::TensorSpec;
 use cmf_gpu::format::cmf::{CmfContainer, CmfWriter, Sections};
 use cmf_gpu::options::DeviceChoice;
-use cmf_gpu::source::TensorInfo;
 use cmf_gpu::tools::skill::{self, New};
 use cmf_gpu::{Error, LoadOptions};
 use std::cell::RefCell;
@@ -68,6 +67,10 @@ impl Sink for Screen<'_> {
 impl Screen<'_> {
     fn said(&self, part: &str) -> bool {
         self.said.iter().any(|said| said.contains(part))
+    }
+
+    fn expect(&self, part: &str) {
+        assert!(self.said(part), "{part}: {:?}", self.said);
     }
 }
 
@@ -135,13 +138,8 @@ fn every_answer_is_to_the_whole_conversation_and_what_is_cached_is_not_run_again
     assert_eq!((screen.notes.len(), screen.said.len()), (2, 0), "{:?}", screen.said);
     assert!(screen.notes[0].starts_with("[prompt ") && !screen.notes[0].contains("cached"));
     // At least the first message, "[INST] Hello there [/INST]".
-    let cached = screen.notes[1]
-        .split_once(" tok (")
-        .unwrap()
-        .1
-        .split_once(" cached) ")
-        .unwrap()
-        .0;
+    let (_, cached) = screen.notes[1].split_once(" tok (").unwrap();
+    let (cached, _) = cached.split_once(" cached) ").unwrap();
     assert!(cached.parse::<usize>().unwrap() > 8, "{}", screen.notes[1]);
     go(&mut chat, &["/stats"], &mut screen);
     assert!(screen.said("4 messages, ") && screen.said(&screen.notes[1]) && screen.said("CPU reference"));
@@ -154,17 +152,12 @@ fn the_system_message_and_the_end_of_a_conversation() {
     let mut screen = Screen::default();
     let system = Message::system("Be brief.");
     let user = Message::user("Hello");
-    go(
-        &mut chat,
-        &["forgotten", "/system Be brief.", "/clear", "/stats", "Hello"],
-        &mut screen,
-    );
+    let lines = ["forgotten", "/system Be brief.", "/clear", "/stats", "Hello"];
+    go(&mut chat, &lines, &mut screen);
     assert_eq!(roles(&chat), ["user", "assistant"]);
-    assert!(screen.said("0 messages and a system message, "), "{:?}", screen.said);
-    assert_eq!(
-        chat.messages[1].content(),
-        afresh(&[system, user.clone()], Sampling::greedy(), 6)
-    );
+    screen.expect("0 messages and a system message, ");
+    let wanted = afresh(&[system, user.clone()], Sampling::greedy(), 6);
+    assert_eq!(chat.messages[1].content(), wanted);
     go(&mut chat, &["/system", "/clear", "Hello"], &mut screen);
     assert_eq!(chat.messages[1].content(), afresh(&[user], Sampling::greedy(), 6));
 }
@@ -176,16 +169,10 @@ fn what_is_not_understood_changes_nothing() {
     let mut screen = Screen::default();
     go(&mut chat, &["Hello"], &mut screen);
     let (before, notes) = (chat.messages.clone(), screen.notes.len());
-    go(
-        &mut chat,
-        &["/sytem x", "/set speed 9", "/set temp hot", "/set", "/help"],
-        &mut screen,
-    );
-    go(
-        &mut chat,
-        &["/set task poetry", "/set skill auto", "/set task none"],
-        &mut screen,
-    );
+    let lines = ["/sytem x", "/set speed 9", "/set temp hot", "/set", "/help"];
+    go(&mut chat, &lines, &mut screen);
+    let lines = ["/set task poetry", "/set skill auto", "/set task none"];
+    go(&mut chat, &lines, &mut screen);
     assert_eq!((&chat.messages, screen.notes.len()), (&before, notes));
     assert_eq!(chat.settings, settings(4));
     for hint in [
@@ -199,7 +186,7 @@ fn what_is_not_understood_changes_nothing() {
         "max-tokens 4",
         "/regen",
     ] {
-        assert!(screen.said(hint), "{hint}: {:?}", screen.said);
+        screen.expect(hint);
     }
     go(&mut chat, &["//x", "/exit", "never"], &mut screen);
     assert_eq!((roles(&chat).len(), chat.messages[2].content()), (4, "/x"));
@@ -210,12 +197,9 @@ fn settings_count_from_the_next_answer_on() {
     let mut engine = engine(256);
     let mut chat = chat(&mut engine, 4);
     let mut screen = Screen::default();
-    go(
-        &mut chat,
-        &["/regen", "Hello", "/set max-tokens 2", "Hello"],
-        &mut screen,
-    );
-    assert!(screen.said("no message to answer again"));
+    let lines = ["/regen", "Hello", "/set max-tokens 2", "Hello"];
+    go(&mut chat, &lines, &mut screen);
+    screen.expect("no message to answer again");
     assert!(screen.notes[0].contains("| gen 4 tok") && screen.notes[1].contains("| gen 2 tok"));
 }
 
@@ -225,11 +209,8 @@ fn an_answer_made_anew_is_another_one_that_can_be_repeated() {
     let mut chat = chat(&mut engine, 12);
     let mut screen = Screen::default();
     let mut answers = Vec::new();
-    go(
-        &mut chat,
-        &["/set temp 1.5", "/set top-p 1", "/set top-k 0", "/set seed 7", "Hello"],
-        &mut screen,
-    );
+    let lines = ["/set temp 1.5", "/set top-p 1", "/set top-k 0", "/set seed 7", "Hello"];
+    go(&mut chat, &lines, &mut screen);
     for _ in 0..3 {
         assert_eq!(roles(&chat), ["user", "assistant"]);
         answers.push(chat.messages[1].content().to_owned());
@@ -266,8 +247,8 @@ fn ctrl_c_ends_an_answer_and_keeps_the_text() {
     assert!(screen.text.len() > 10 && screen.text.len() < 100, "{}", screen.text);
     // Another turn is a turn like any other.
     screen.ctrl_c_after = None;
-    chat.run(&mut typed(&["/set max-tokens 3", "More"]), &mut renewed, &mut screen)
-        .unwrap();
+    let mut lines = typed(&["/set max-tokens 3", "More"]);
+    chat.run(&mut lines, &mut renewed, &mut screen).unwrap();
     assert!(screen.notes[1].ends_with("finish: length]"), "{:?}", screen.notes);
     assert_eq!(roles(&chat), ["user", "assistant", "user", "assistant"]);
     // Before there is any text there is nothing to keep.
@@ -277,8 +258,8 @@ fn ctrl_c_ends_an_answer_and_keeps_the_text() {
         cancel
     };
     let before = chat.messages.clone();
-    chat.run(&mut typed(&["Even more", "/regen"]), &mut cancelled, &mut screen)
-        .unwrap();
+    let mut lines = typed(&["Even more", "/regen"]);
+    chat.run(&mut lines, &mut cancelled, &mut screen).unwrap();
     assert_eq!(chat.messages, before);
 }
 
@@ -287,10 +268,8 @@ fn ctrl_c_at_the_prompt_leaves_the_second_time() {
     let mut engine = engine(256);
     let mut chat = chat(&mut engine, 2);
     let mut screen = Screen::default();
-    assert!(matches!(
-        go(&mut chat, &["^C", "/stats", "^C", ""], &mut screen),
-        Outcome::Done
-    ));
+    let outcome = go(&mut chat, &["^C", "/stats", "^C", ""], &mut screen);
+    assert!(matches!(outcome, Outcome::Done));
     // The lines before it are gone, too.
     let lines = ["lost\\", "^C", "Hello", "^C", "^C", "never"];
     assert!(matches!(go(&mut chat, &lines, &mut screen), Outcome::Interrupted));
@@ -305,23 +284,16 @@ fn a_message_that_does_not_fit_is_discarded() {
     let long = "word ".repeat(60);
     go(&mut chat, &[&long], &mut screen);
     assert_eq!(chat.messages.len(), 0);
-    assert!(
-        screen.said("error: ContextFull: ") && !screen.said("/clear"),
-        "{:?}",
-        screen.said
-    );
+    screen.expect("error: ContextFull: ");
+    assert!(!screen.said("/clear"), "{:?}", screen.said);
     go(&mut chat, &["Hi"], &mut screen);
     let before = chat.messages.clone();
     go(&mut chat, &[&long], &mut screen);
-    assert!(
-        screen.said("the message is discarded; /clear starts"),
-        "{:?}",
-        screen.said
-    );
+    screen.expect("the message is discarded; /clear starts");
     assert_eq!((before.len(), &chat.messages), (2, &before));
     // An answer that fills the context is an answer.
     go(&mut chat, &["/set max-tokens 1000", "Hi"], &mut screen);
-    assert!(screen.said("the context is full; /clear"), "{:?}", screen.said);
+    screen.expect("the context is full; /clear");
     assert_eq!(roles(&chat).len(), 4);
     go(&mut chat, &["/clear", "/set max-tokens 4", "Hi"], &mut screen);
     assert_eq!(chat.messages, before);
@@ -358,11 +330,8 @@ fn a_skill_brings_its_mask_unless_a_task_was_set() {
     let mut chat = chat(&mut engine, 2);
     let mut screen = Screen::default();
     let unmeasured = "skill s; its quality was not measured";
-    go(
-        &mut chat,
-        &["/set task", "/set skill s", "/set skill none"],
-        &mut screen,
-    );
+    let lines = ["/set task", "/set skill s", "/set skill none"];
+    go(&mut chat, &lines, &mut screen);
     let wanted = ["task general", unmeasured, "task narrow", "skill none", "task general"];
     assert_eq!(screen.said, wanted);
     let mut screen = Screen::default();
@@ -382,7 +351,7 @@ fn a_skill_brings_its_mask_unless_a_task_was_set() {
     let lines = ["/set task default", "/set skill none", "/help"];
     go(&mut chat, &lines, &mut screen);
     assert_eq!(screen.said[..3], ["task narrow", "skill none", "task general"]);
-    assert!(screen.said("default = the task of the skill"), "{:?}", screen.said);
+    screen.expect("default = the task of the skill");
 }
 
 /// A mask named like the keyword of the default task can be chosen, with a note.
@@ -393,12 +362,7 @@ fn a_mask_named_default_can_be_chosen() {
     let mut masks = model.masks().unwrap().clone();
     masks.masks[1].name = "default".into();
     let masks = masks.to_bytes().unwrap();
-    let spec = |info: &TensorInfo| TensorSpec {
-        name: info.name.clone(),
-        dtype: info.dtype,
-        shape: info.shape.clone(),
-    };
-    let specs = model.infos().iter().map(spec).collect();
+    let specs = model.infos().iter().map(TensorSpec::from).collect();
     let sections = Sections {
         masks: Some(&masks),
         index: None,
@@ -414,9 +378,6 @@ fn a_mask_named_default_can_be_chosen() {
     let mut screen = Screen::default();
     go(&mut chat, &["/set task none", "/set task default"], &mut screen);
     assert_eq!(screen.said, ["task none", "task default"]);
-    assert!(
-        screen.notes[0].contains("the model has a task named default"),
-        "{:?}",
-        screen.notes
-    );
+    let note = "the model has a task named default";
+    assert!(screen.notes[0].contains(note), "{:?}", screen.notes);
 }

@@ -1,7 +1,6 @@
 //! The description of a model file as text.
 
-use crate::cli::output::{Output, size};
-use cmf_gpu::Result;
+use crate::cli::output::size;
 use cmf_gpu::error::escape;
 use serde_json::Value;
 
@@ -25,18 +24,10 @@ const CONSTANTS: [&str; 13] = [
 /// Those of them whose usual value is 1.
 const FACTORS: [&str; 3] = ["partial_rotary_factor", "embed_multiplier", "logit_multiplier"];
 
-/// Prints the JSON object of `info` as text.
-pub fn print(object: &Value, out: &mut Output) -> Result<()> {
-    let sections = [
-        network(object),
-        weights(object),
-        texts(object),
-        lists(object),
-        experts(object),
-        memory(object).into_iter().collect(),
-        tensors(object),
-    ];
-    sections.iter().flatten().try_for_each(|line| out.line(line))
+/// The JSON object of `info` as text.
+pub fn lines(object: &Value) -> Vec<String> {
+    let sections = [network, weights, texts, names, experts, memory, tensors];
+    sections.iter().flat_map(|section| section(object)).collect()
 }
 
 /// A JSON value in one line: strings without quotes.
@@ -67,16 +58,14 @@ fn by_layer(each: &Value, all: &Value) -> String {
 
 fn network(object: &Value) -> Vec<String> {
     let arch = &object["arch"];
+    let [name, layers, hidden, vocab] =
+        ["arch_name", "num_layers", "hidden_size", "vocab_size"].map(|member| text(&arch[member]));
+    let heads = by_layer(&arch["attention_heads_per_layer"], &arch["num_attention_heads"]);
+    let kv_heads = by_layer(&arch["kv_heads_per_layer"], &arch["num_kv_heads"]);
     let mut lines = vec![
         format!("format       {}, {}", text(&object["format"]), bytes(&object["bytes"])),
         format!(
-            "network      {}: {} layers, hidden {}, {} heads, {} kv heads, vocabulary {}",
-            text(&arch["arch_name"]),
-            text(&arch["num_layers"]),
-            text(&arch["hidden_size"]),
-            by_layer(&arch["attention_heads_per_layer"], &arch["num_attention_heads"]),
-            by_layer(&arch["kv_heads_per_layer"], &arch["num_kv_heads"]),
-            text(&arch["vocab_size"]),
+            "network      {name}: {layers} layers, hidden {hidden}, {heads} heads, {kv_heads} kv heads, vocabulary {vocab}"
         ),
     ];
     let kinds = object["layers"].as_object().into_iter().flatten();
@@ -136,29 +125,26 @@ fn texts(object: &Value) -> Vec<String> {
     ]
 }
 
-fn lists(object: &Value) -> Vec<String> {
+fn names(object: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     for (key, name) in [("masks", "name"), ("skills", "id"), ("shards", ""), ("unused", "")] {
-        let names = items(&object[key]).iter();
-        let names: Vec<_> = names.map(|item| text(item.get(name).unwrap_or(item))).collect();
+        let all = items(&object[key]).iter();
+        let names: Vec<_> = all.map(|item| text(item.get(name).unwrap_or(item))).collect();
         if !names.is_empty() {
             lines.push(format!("{key:<12} {}", names.join(", ")));
         }
     }
     let default = items(&object["masks"]).iter().find(|mask| mask["default"] == true);
     if let Some(mask) = default {
+        let name = text(&mask["name"]);
         lines.push(format!(
-            "task         {} is active by default; --task none runs the full model",
-            text(&mask["name"])
+            "task         {name} is active by default; --task none runs the full model"
         ));
     }
     let index = &object["index"];
     if let Some(entries) = index["entries"].as_array() {
-        lines.push(format!(
-            "index        {}, {} entries",
-            bytes(&index["bytes"]),
-            entries.len()
-        ));
+        let (size, count) = (bytes(&index["bytes"]), entries.len());
+        lines.push(format!("index        {size}, {count} entries"));
     }
     lines
 }
@@ -183,37 +169,32 @@ fn experts(object: &Value) -> Vec<String> {
     lines
 }
 
-fn memory(object: &Value) -> Option<String> {
+fn memory(object: &Value) -> Vec<String> {
     let memory = &object["memory"];
+    if memory.is_null() {
+        return Vec::new();
+    }
     let state = match memory["state_bytes"].as_u64() {
         Some(0) | None => String::new(),
         Some(bytes) => format!(" + {} state", size(bytes)),
     };
-    (!memory.is_null()).then(|| {
-        format!(
-            "memory       {} = {} weights + {} {} cache for {} positions{state} + {} scratch",
-            bytes(&memory["total_bytes"]),
-            bytes(&memory["weight_bytes"]),
-            bytes(&memory["kv_bytes"]),
-            text(&memory["kv"]),
-            text(&memory["ctx"]),
-            bytes(&memory["scratch_bytes"]),
-        )
-    })
+    vec![format!(
+        "memory       {} = {} weights + {} {} cache for {} positions{state} + {} scratch",
+        bytes(&memory["total_bytes"]),
+        bytes(&memory["weight_bytes"]),
+        bytes(&memory["kv_bytes"]),
+        text(&memory["kv"]),
+        text(&memory["ctx"]),
+        bytes(&memory["scratch_bytes"]),
+    )]
 }
 
 fn tensors(object: &Value) -> Vec<String> {
-    let tensors = items(&object["tensors"]).iter();
     let line = |tensor: &Value| {
-        format!(
-            "{} {} {} offset {} bytes {} hash {}",
-            text(&tensor["name"]),
-            text(&tensor["dtype"]),
-            text(&tensor["shape"]),
-            text(&tensor["offset"]),
-            text(&tensor["nbytes"]),
-            text(&tensor["hash"]),
-        )
+        let of = |name| text(&tensor[name]);
+        let (name, dtype, shape) = (of("name"), of("dtype"), of("shape"));
+        let (offset, nbytes, hash) = (of("offset"), of("nbytes"), of("hash"));
+        format!("{name} {dtype} {shape} offset {offset} bytes {nbytes} hash {hash}")
     };
-    tensors.map(line).collect()
+    items(&object["tensors"]).iter().map(line).collect()
 }

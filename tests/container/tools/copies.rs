@@ -5,9 +5,8 @@ use super::{copy, entries, go_on, interop, same};
 use cmf_gpu::Kind;
 use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::format::hash64;
-use cmf_gpu::tools::compact::compact;
 use cmf_gpu::tools::diff::diff;
-use cmf_gpu::tools::shard::shard;
+use cmf_gpu::tools::shard::{compact, shard};
 use std::ops::ControlFlow;
 
 #[test]
