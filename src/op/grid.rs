@@ -28,9 +28,15 @@ pub enum Grid {
     /// `(teams, experts)`: this number of teams for each of this number of experts, of each token that the step
     /// computes.
     Experts(u32, u32),
-    /// `(threads, experts, tiles)`: this number of threads for each tile of tokens grouped by expert, of which there are
-    /// at most `tiles`. A token takes this number of experts.
-    Tiles(u32, u32, u32),
+    /// Threads for each tile of tokens grouped by expert.
+    Tiles {
+        /// Threads of one tile.
+        threads: u32,
+        /// Entries of a token: the experts that it takes.
+        entries: u32,
+        /// Largest number of tiles that the lists can hold.
+        most: u32,
+    },
     /// One workgroup.
     One,
 }
@@ -61,9 +67,13 @@ impl Grid {
             Grid::Tokens => [shape.tokens, 1, 1],
             Grid::Blocks(heads) => [shape.end.div_ceil(KV_PAGE), heads, shape.tokens],
             Grid::Experts(count, experts) => [count.div_ceil(teams), experts, own],
-            Grid::Tiles(count, experts, tiles) => {
-                let most = shape.tokens.saturating_mul(experts);
-                [count.div_ceil(threads), most.min(tiles), 1]
+            Grid::Tiles {
+                threads: count,
+                entries,
+                most,
+            } => {
+                let tiles = shape.tokens.saturating_mul(entries).min(most);
+                [count.div_ceil(threads), tiles, 1]
             }
             Grid::One => [1, 1, 1],
         }

@@ -19,7 +19,7 @@ operator! {
         write y: array<vec4<f32>>;
     }
     threads Some(32),
-    grid |p| Grid::Tiles(p.outputs.div_ceil(4), p.top_k, p.tiles),
+    grid |p| Grid::Tiles { threads: p.outputs.div_ceil(4), entries: p.top_k, most: p.tiles },
     tolerance |_| Tolerance::Summed,
     experts Repeatable,
     weight_read |p| WeightRead::Experts(p.top_k, p.outputs),

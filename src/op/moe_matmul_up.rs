@@ -17,7 +17,7 @@ operator! {
         write y: array<vec4<f32>>;
     }
     threads Some(32),
-    grid |p| Grid::Tiles(p.outputs.div_ceil(4), p.x_entries, p.tiles),
+    grid |p| Grid::Tiles { threads: p.outputs.div_ceil(4), entries: p.x_entries, most: p.tiles },
     tolerance |_| Tolerance::Exponential,
     experts Repeatable,
     weight_read |p| WeightRead::Experts(p.x_entries, p.outputs),
