@@ -293,7 +293,7 @@ fn programs_agree(golden: &Golden, tensors: Arc<dyn Tensors>) {
     };
     let outcome = crate::compare_steps(&plan_of(golden, &*tensors, &options), tensors);
     crate::all_pass(&outcome);
-    let kinds: Vec<_> = outcome.worst.iter().map(|(kind, _)| kind.as_str()).collect();
+    let kinds: Vec<_> = outcome.worst.keys().map(String::as_str).collect();
     for kind in [
         "decode moe_glu",
         "decode moe_down",
