@@ -23,8 +23,8 @@ fn store(token: u32, i: u32, j: u32, v: vec4<f32>) {
 fn outputs_of(team: u32) -> vec2<u32> {
     let first = team * 2u;
     if (MASKED) {
-        let last = max(list[0], 1u) - 1u;
-        return vec2<u32>(list[LIST_HEADER + min(first, last)], list[LIST_HEADER + min(first + 1u, last)]);
+        let both = min(vec2<u32>(first, first + 1u), vec2<u32>(max(list[0], 1u) - 1u));
+        return vec2<u32>(list[LIST_HEADER + both.x], list[LIST_HEADER + both.y]);
     }
     return vec2<u32>(first, min(first + 1u, params.outputs - 1u));
 }
@@ -50,7 +50,8 @@ fn zero_left_out(team: u32, lane: u32) {
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let team = team_block(workgroup, thread);
     let outputs = outputs_of(team);
-    let gate_rows = min(outputs, vec2<u32>(params.outputs - 1u));
+    var gate_rows = outputs;
+    if (!MASKED) { gate_rows = min(outputs, vec2<u32>(params.outputs - 1u)); }
     let rows = vec4<u32>(gate_rows, gate_rows + vec2<u32>(params.outputs));
     let dots = dot_rows(thread, rows, 0u, 1u);
     let norms = norm_scales(thread);
