@@ -47,6 +47,7 @@ pub use notice::Notice;
 pub use options::{AnswerOptions, LoadOptions};
 
 mod budget;
+mod import;
 mod notice;
 
 // The parts below are public for the command line, tests, fuzz targets and benchmarks. They change without notice.

@@ -1,12 +1,12 @@
 //! The bit widths of vbit rows across tensors: the experts of one layer and projection share a budget.
 
-use super::model::Tensor;
 use super::names::Expert;
 use super::options::Options;
 use super::plan::mean_bits;
 use crate::dtype::Dtype;
 use crate::dtype::encode::{amplitudes, spread};
 use crate::error::Result;
+use crate::import::Tensor;
 use std::collections::HashMap;
 
 /// The widths of the tensors that were not asked for yet. Tensors that share a budget are read when the first of them is asked

@@ -2,7 +2,7 @@
 
 use super::bits::Bits;
 use super::loss::{self, Loss};
-use super::model::{Model, Tensor};
+use super::model::Model;
 use super::options::{Event, Options, Report, Target};
 use super::output::Output;
 use super::plan;
@@ -11,6 +11,7 @@ use crate::dtype::encode::{Settings, encode_with};
 use crate::error::{Error, Result, bail};
 use crate::format::TensorSpec;
 use crate::format::cmf::{Sections, SplitFiles};
+use crate::import::Tensor;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -29,10 +30,11 @@ pub(super) fn write(
     let Model {
         mut header,
         vocab,
-        masks,
+        container,
         tensors,
         dropped,
         mut notes,
+        files: _,
     } = model;
     if let Some(first) = dropped.first().filter(|_| options.strict) {
         bail!(
@@ -54,10 +56,10 @@ pub(super) fn write(
     let specs = tensors.iter().zip(&dtypes).map(spec).collect();
     let sections = Sections {
         vocab: vocab.as_deref(),
-        masks: masks.as_ref().map(|masks| masks.bytes),
+        masks: container.as_ref().and_then(|container| container.masks_section()),
         index: None,
     };
-    let by_pass = masks.as_ref().is_some_and(|masks| masks.by_pass);
+    let by_pass = container.as_ref().is_some_and(|container| container.has_loop_masks());
     let mut output = Output::create(target, header, specs, sections, by_pass)?;
     let mut groups = Vec::new();
     let mut bits = Bits::default();
@@ -66,7 +68,7 @@ pub(super) fn write(
         let named = |err: Error| err.context(format!("tensor '{name}'"));
         tensor.data.intact().map_err(named)?;
         let again = dtype.has_row_widths() && (options.mean_bits.is_some() || options.router_stats.is_some());
-        let (payload, loss) = match tensor.data.stored_as(dtype).filter(|_| !again) {
+        let (payload, loss) = match tensor.data.copied(dtype)?.filter(|_| !again) {
             Some(payload) => (Cow::Borrowed(payload), Loss::default()),
             None => {
                 let widths = bits.of(index, &tensors, &dtypes, options)?;
@@ -97,7 +99,7 @@ pub(super) fn write(
 }
 
 /// The payload of a tensor, and how it differs from the source. Errors: those of reading and encoding.
-fn encode<'a>(tensor: &Tensor<'a>, dtype: Dtype, widths: Option<&[u8]>) -> Result<(Cow<'a, [u8]>, Loss)> {
+fn encode<'a>(tensor: &'a Tensor, dtype: Dtype, widths: Option<&[u8]>) -> Result<(Cow<'a, [u8]>, Loss)> {
     let settings = Settings {
         widths,
         ..Settings::default()

@@ -6,6 +6,7 @@
 
 pub mod encode;
 mod float;
+mod order;
 mod payload;
 pub mod planes;
 mod q1;
@@ -18,5 +19,6 @@ mod table;
 mod vbit;
 
 pub use cmf_kernels_ref::dtype::RowDecoder;
+pub use order::{Order, Ordered, RowOrder, TiledHeads};
 pub use spec::Size;
 pub use table::Dtype;

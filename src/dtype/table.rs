@@ -1,6 +1,7 @@
 //! The table of element types, and the functions that read it.
 
-use super::payload::Payload;
+use super::order::Order;
+use super::payload::{GROUP, Payload, Section};
 use super::planes::{Planes, Source};
 use super::quantise::Settings;
 use super::spec::{Shapes, Size, Spec};
@@ -172,6 +173,25 @@ impl Dtype {
         }
     }
 
+    /// The weights and the bytes of a block, in types whose rows are blocks one after another and nothing else.
+    pub fn block(self) -> Option<(usize, usize)> {
+        let spec = self.spec();
+        let plain = spec.shapes != Shapes::FlatGroups && (spec.tail.size)(1, 32) == Some(Size::Exact(0));
+        match spec.sections {
+            [Section::Weights(bytes)] if plain => Some((1, *bytes as usize)),
+            [Section::Groups(bytes)] if plain => Some((GROUP, *bytes as usize)),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a row of `cols` columns, in types with [`Dtype::block`]. `None` for other types, and for rows that are not
+    /// whole blocks.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        let (weights, bytes) = self.block()?;
+        let blocks = cols.is_multiple_of(weights).then_some(cols / weights)?;
+        blocks.checked_mul(bytes)
+    }
+
     fn payload(self, bytes: &[u8], rows: usize, cols: usize) -> Payload<'_> {
         Payload {
             bytes,
@@ -287,6 +307,18 @@ impl<'a> Source<'a> {
     pub fn open(dtype: Dtype, payload: &'a [u8], rows: usize, cols: usize) -> Result<Source<'a>> {
         let planes = Planes::of(dtype, cols)?;
         Source::new(planes, &dtype.spec().repack, dtype.payload(payload, rows, cols))
+    }
+
+    /// As [`Source::open`], for a payload that has rows and columns in another order.
+    ///
+    /// Errors: also `UnsupportedTensorType` for types whose rows cannot be reordered, and heads that are not whole blocks.
+    pub fn open_ordered(
+        dtype: Dtype,
+        payload: &'a [u8],
+        (rows, cols): (usize, usize),
+        order: Order,
+    ) -> Result<Source<'a>> {
+        Source::open(dtype, payload, rows, cols)?.ordered(order, dtype.block())
     }
 }
 

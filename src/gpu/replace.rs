@@ -6,7 +6,7 @@ use super::exec::GpuExecutor;
 use super::memory::{GraphMemory, create_buffer, create_matrix, create_vector};
 use super::upload::{Item, Ring, upload};
 use crate::error::Result;
-use crate::graph::{BufferId, Fill, Graph, MatrixId, Selection, sources};
+use crate::graph::{BufferId, Fill, Graph, MatrixId, Selection, sources, stored};
 use crate::source::{TensorId, Tensors};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl<'a> Changes<'a> {
     fn check_payloads(&self, tensors: &dyn Tensors) -> Result<()> {
         for (i, matrix) in self.graph.matrices.iter().enumerate() {
             if self.has(Item::Matrix(i)) {
-                sources(matrix.planes, &matrix.parts, tensors)?;
+                sources(matrix.planes, &stored(&matrix.parts, tensors)?)?;
             }
         }
         for (i, vector) in self.graph.vectors.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! A CMF container as a model source.
 
 use super::model::{ModelSource, SamplingDefaults, SharedBytes, TextAssets};
-use super::tensors::Tensors;
+use super::tensors::{Stored, Tensors};
 use crate::error::{Result, bail};
 use crate::format::cmf::{CmfContainer, Masks};
 use crate::format::{TensorId, TensorInfo};
@@ -17,8 +17,9 @@ impl Tensors for CmfContainer {
         self.find(name)
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
-        self.bytes(id)
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
+        let bytes = self.bytes(id)?;
+        Ok(Stored::new(&self.infos()[id], bytes))
     }
 
     fn masks(&self) -> Option<&Masks> {
@@ -52,6 +53,7 @@ impl ModelSource {
         let config = &header.tokenizer_config;
         let tokenizer = container.tokenizer_json().is_some();
         Ok(ModelSource {
+            format: "cmf-v2",
             arch: header.arch.clone(),
             tensors: container.clone(),
             text: TextAssets {
@@ -65,6 +67,8 @@ impl ModelSource {
             skills: container.skills().to_vec(),
             provenance: header.provenance.clone(),
             files: container.shard_paths().to_vec(),
+            dropped: Vec::new(),
+            notes: Vec::new(),
             cmf: Some(container),
         })
     }

@@ -70,13 +70,13 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
             continue;
         };
         let from = &changed.infos()[other];
-        let bytes = changed.bytes(other)?;
+        let bytes = &changed.stored(other)?.bytes;
         if let Some(stored) = changed.stored_id(other) {
             let hash = source.payloads()[stored].hash;
             check_hash(format_args!("payload of tensor '{}'", info.name), bytes, Some(hash))?;
         }
         let stored = replacement(
-            (info, backbone.bytes(id)?),
+            (info, &backbone.stored(id)?.bytes),
             (from, bytes),
             new.quant,
             temporary.is_some(),
@@ -187,7 +187,7 @@ pub fn export(model: &Path, id: &str, base: &Path, out: &Path, progress: Progres
             continue;
         };
         let from = &specialist.infos()[other];
-        if from.dtype != info.dtype || specialist.bytes(other)? != backbone.bytes(of_base)? {
+        if from.dtype != info.dtype || specialist.stored(other)?.bytes != backbone.stored(of_base)?.bytes {
             tensors.extend(specialist.stored_id(other).map(|stored| NewTensor {
                 spec: TensorSpec::from(from),
                 ..NewTensor::copy(&model, stored)

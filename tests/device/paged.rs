@@ -8,7 +8,7 @@ use cmf_gpu::graph::Measured;
 use cmf_gpu::lm::run::Session;
 use cmf_gpu::lm::{ExpertOptions, LowerOptions, Plan, lower};
 use cmf_gpu::model::{FeedForward, Model, bind};
-use cmf_gpu::source::{Arch, Mask, MaskShape, Masks, MemoryTensors, TensorId, TensorInfo, Tensors};
+use cmf_gpu::source::{Arch, Mask, MaskShape, Masks, MemoryTensors, Stored, TensorId, TensorInfo, Tensors};
 use half::f16;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -169,12 +169,12 @@ impl Tensors for Watched {
         self.tensors.find(name)
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
         if *self.broken.lock().unwrap() == Some(id) {
             return Err(Error::new(Kind::Io, format!("tensor {id} cannot be read")));
         }
         self.read.lock().unwrap().insert(id);
-        self.tensors.bytes(id)
+        self.tensors.stored(id)
     }
 
     fn masks(&self) -> Option<&Masks> {

@@ -47,7 +47,7 @@ impl Tensors for Named {
         self.0.iter().position(|info| info.name == name)
     }
 
-    fn bytes(&self, _: TensorId) -> cmf_gpu::Result<&[u8]> {
+    fn stored(&self, _: TensorId) -> cmf_gpu::Result<cmf_gpu::source::Stored<'_>> {
         Err(cmf_gpu::Error::new(cmf_gpu::Kind::Io, "there are no bytes"))
     }
 

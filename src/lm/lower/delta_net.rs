@@ -3,7 +3,7 @@
 use super::context::{LayerPath, Lowering, Phase, Streams, vectors_of};
 use crate::error::{Result, bail};
 use crate::graph::{Fill, Piece};
-use crate::model::{DeltaNet, DeltaProjections, Layer, Linear};
+use crate::model::{DeltaGates, DeltaInputs, DeltaNet, Layer, Linear};
 use crate::op::{self, Bind, VectorId};
 
 /// Added to the squares of q and k before the root that divides them. Networks are trained with this value.
@@ -25,46 +25,48 @@ impl Layout {
     fn of(net: &DeltaNet) -> Layout {
         let group = net.value_heads / net.key_heads;
         let (keys, values) = (net.key_heads * net.key_dim, net.value_heads * net.value_dim);
-        match net.projections {
-            DeltaProjections::Split { .. } => Layout {
-                key_stride: net.key_dim,
-                k_at: keys,
-                v_at: 2 * keys,
-                z_at: net.channels(),
-                value_stride: group * net.value_dim,
-                b_at: net.channels() + values,
-                a_at: net.channels() + values + net.value_heads,
-                gate_stride: group,
-            },
-            DeltaProjections::Fused { .. } => {
+        let [key_stride, k_at, v_at, z_at, value_stride] = match net.inputs {
+            DeltaInputs::Split { .. } => [net.key_dim, keys, 2 * keys, net.channels(), group * net.value_dim],
+            DeltaInputs::Fused(_) => {
                 let stride = 2 * net.key_dim + 2 * group * net.value_dim;
-                let gates = net.key_heads * stride;
-                Layout {
-                    key_stride: stride,
-                    k_at: net.key_dim,
-                    v_at: 2 * net.key_dim,
-                    z_at: 2 * net.key_dim + group * net.value_dim,
-                    value_stride: stride,
-                    b_at: gates,
-                    a_at: gates + group,
-                    gate_stride: 2 * group,
-                }
+                let v_at = 2 * net.key_dim;
+                [stride, net.key_dim, v_at, v_at + group * net.value_dim, stride]
             }
+        };
+        let b_at = net.channels() + values;
+        let [a_at, gate_stride] = match net.gates {
+            DeltaGates::Split(_) => [b_at + net.value_heads, group],
+            DeltaGates::Fused(_) => [b_at + group, 2 * group],
+        };
+        Layout {
+            key_stride,
+            k_at,
+            v_at,
+            z_at,
+            value_stride,
+            b_at,
+            a_at,
+            gate_stride,
         }
     }
 }
 
 /// The projections, in the order of their outputs.
-fn siblings(projections: &DeltaProjections) -> Vec<&Linear> {
-    match projections {
-        DeltaProjections::Split { qkv, z, b, a } => vec![qkv, z, b, a],
-        DeltaProjections::Fused { qkvz, ba } => vec![qkvz, ba],
+fn siblings(net: &DeltaNet) -> Vec<&Linear> {
+    let mut all = match &net.inputs {
+        DeltaInputs::Split { qkv, z } => vec![qkv, z],
+        DeltaInputs::Fused(qkvz) => vec![qkvz],
+    };
+    match &net.gates {
+        DeltaGates::Split([b, a]) => all.extend([b, a]),
+        DeltaGates::Fused(ba) => all.push(ba),
     }
+    all
 }
 
 /// Elements of one token's projections.
 pub(super) fn projected(net: &DeltaNet) -> usize {
-    siblings(&net.projections).iter().map(|linear| linear.rows).sum()
+    siblings(net).iter().map(|linear| linear.rows).sum()
 }
 
 impl Lowering<'_> {
@@ -87,7 +89,7 @@ impl Lowering<'_> {
             );
         }
         self.prefill_norm(&streams, norm, &name("norm"));
-        let stride = self.projections(&name("proj"), &siblings(&net.projections), &streams, None)?;
+        let stride = self.projections(&name("proj"), &siblings(net), &streams, None)?;
         self.recurrence(&name, net, stride)?;
         let x = self.scratch.map(|scratch| scratch.attn);
         self.residual(

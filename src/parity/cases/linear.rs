@@ -400,9 +400,8 @@ impl Linear {
 
 /// The weights of a tensor's first row.
 fn first_row(tensors: &dyn Tensors, id: TensorId) -> Result<Vec<f32>> {
-    let info = &tensors.infos()[id];
-    let (rows, cols) = info.rows_cols();
-    let mut row = vec![0.0; cols];
-    info.dtype.decoder(tensors.bytes(id)?, rows, cols)?.row(0, &mut row);
+    let stored = tensors.stored(id)?;
+    let mut row = vec![0.0; stored.info.rows_cols().1];
+    stored.decoder()?.row(0, &mut row);
     Ok(row)
 }

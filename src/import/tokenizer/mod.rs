@@ -53,9 +53,6 @@ pub(super) fn read(metadata: &Metadata, bytes: &[u8]) -> Result<Tokens> {
             format!("the rebuilt tokenizer is not valid JSON: {err}"),
         )
     })?;
-    // Readers of the container load it later; an error here can still name the source.
-    tokenizers::Tokenizer::from_bytes(&vocab)
-        .map_err(|err| Error::new(Kind::Tokenizer, format!("the file's tokenizer does not work: {err}")))?;
     let config = vocabulary.config(metadata, &mut notes)?;
     Ok(Tokens {
         vocab: Some(vocab),

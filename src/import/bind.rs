@@ -5,11 +5,12 @@
 
 use super::arch;
 use super::experts;
-use super::family::Family;
+use super::family::{Delta, Family};
 use super::matrix::Found;
 use super::model::Tensor;
 use super::roles::{
-    DENSE_PREFIX, EMBED, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, ROUTER, Role, TAIL, layer_roles,
+    DELTA_INPUT, DENSE_PREFIX, EMBED, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, Need, ROUTER, Role, TAIL,
+    layer_roles,
 };
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::{Arch, LayerType, Mtp};
@@ -19,8 +20,8 @@ use std::collections::HashSet;
 const LISTED: usize = 5;
 
 /// The tensors to write, and the names of those that are left out.
-pub(super) struct Bound<'a> {
-    pub tensors: Vec<Tensor<'a>>,
+pub(super) struct Bound {
+    pub tensors: Vec<Tensor>,
     pub dropped: Vec<String>,
     pub notes: Vec<String>,
 }
@@ -30,7 +31,7 @@ pub(super) struct Bound<'a> {
 ///
 /// Errors: `Parse` for an impossible network or a wrong shape, `MissingTensor`, `UnsupportedModel` for a tensor that the
 /// network does not use.
-pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, found: Found<'a>) -> Result<Bound<'a>> {
+pub(super) fn bind(family: &Family, arch: &mut Arch, found: Found) -> Result<Bound> {
     if arch.mtp.is_none() {
         arch.mtp = unannounced_draft_head(&found);
     }
@@ -60,17 +61,17 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, found: Found<'a>) -> Re
     })
 }
 
-struct Binder<'n, 'a> {
+struct Binder<'n> {
     family: &'n Family,
     arch: &'n Arch,
-    found: Found<'a>,
+    found: Found,
     /// Prefixes of the layers that are mixtures of experts.
     mixtures: HashSet<String>,
     missing: Vec<String>,
 }
 
-impl<'n, 'a> Binder<'n, 'a> {
-    fn new(family: &'n Family, arch: &'n Arch, found: Found<'a>) -> Self {
+impl<'n> Binder<'n> {
+    fn new(family: &'n Family, arch: &'n Arch, found: Found) -> Self {
         let routers = found.keys().filter_map(|name| name.strip_suffix(ROUTER));
         let mixtures = routers.filter(|_| arch.moe.is_some()).map(str::to_owned).collect();
         Binder {
@@ -83,7 +84,7 @@ impl<'n, 'a> Binder<'n, 'a> {
     }
 
     /// The tensors of the network without its draft head; the last is the output projection, if there is one.
-    fn network(&mut self) -> Result<Vec<Tensor<'a>>> {
+    fn network(&mut self) -> Result<Vec<Tensor>> {
         let mut tensors = Vec::new();
         self.take_all("", HEAD, &mut tensors)?;
         for (layer, &kind) in self.arch.layer_types.iter().enumerate() {
@@ -93,7 +94,7 @@ impl<'n, 'a> Binder<'n, 'a> {
         Ok(tensors)
     }
 
-    fn draft_head(&mut self) -> Result<Vec<Tensor<'a>>> {
+    fn draft_head(&mut self) -> Result<Vec<Tensor>> {
         let mut tensors = Vec::new();
         if let Some(head) = &self.arch.mtp {
             self.take_all(MTP_PREFIX, MTP, &mut tensors)?;
@@ -106,9 +107,14 @@ impl<'n, 'a> Binder<'n, 'a> {
         Ok(tensors)
     }
 
-    fn layer(&mut self, prefix: &str, kind: LayerType, tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
+    fn layer(&mut self, prefix: &str, kind: LayerType, tensors: &mut Vec<Tensor>) -> Result<()> {
         let is_mixture = self.mixtures.contains(prefix);
-        for role in layer_roles(kind).filter(|role| !(is_mixture && role.name.starts_with(DENSE_PREFIX))) {
+        let inputs = self.delta_inputs(prefix);
+        let belongs = |role: &&Role| match role.need {
+            Need::DeltaInputs(stored) => inputs == Some(stored),
+            _ => !(is_mixture && role.name.starts_with(DENSE_PREFIX)),
+        };
+        for role in layer_roles(kind).filter(belongs) {
             self.take(prefix, role, tensors)?;
         }
         if is_mixture {
@@ -119,12 +125,18 @@ impl<'n, 'a> Binder<'n, 'a> {
         Ok(())
     }
 
-    fn take_all(&mut self, prefix: &str, roles: &[Role], tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
+    /// How the projections to q, k, v and z of a layer are stored.
+    fn delta_inputs(&self, prefix: &str) -> Option<Delta> {
+        let split = self.found.contains_key(&format!("{prefix}{DELTA_INPUT}"));
+        self.family.delta.map(|usual| if split { Delta::Split } else { usual })
+    }
+
+    fn take_all(&mut self, prefix: &str, roles: &[Role], tensors: &mut Vec<Tensor>) -> Result<()> {
         roles.iter().try_for_each(|role| self.take(prefix, role, tensors))
     }
 
     /// Moves a tensor to `tensors`, if the family has it.
-    fn take(&mut self, prefix: &str, role: &Role, tensors: &mut Vec<Tensor<'a>>) -> Result<()> {
+    fn take(&mut self, prefix: &str, role: &Role, tensors: &mut Vec<Tensor>) -> Result<()> {
         let Some(required) = role.need.of(self.family) else {
             return Ok(());
         };

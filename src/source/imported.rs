@@ -1,0 +1,162 @@
+//! GGUF files and Hugging Face directories as model sources.
+//!
+//! Tensors have the types and the values of the files. Matrices are read in place, also those whose rows the files have in
+//! another order. Vectors that a file has in another form are made when they are read.
+
+use super::model::{ModelSource, SamplingDefaults, TextAssets};
+use super::tensors::{Stored, Tensors};
+use crate::dtype::encode::encode;
+use crate::dtype::{Dtype, Order};
+use crate::error::{Error, Kind, Result, bail};
+use crate::format::cmf::TokenizerConfig;
+use crate::format::{TensorId, TensorInfo};
+use crate::import::{Model, Tensor};
+use serde_json::Value;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The tensors of an imported model.
+pub struct ImportedTensors {
+    tensors: Vec<Tensor>,
+    infos: Vec<TensorInfo>,
+    /// How each tensor is read; `None`: it is made from its values.
+    orders: Vec<Option<Order>>,
+    ids: HashMap<String, TensorId>,
+}
+
+impl ImportedTensors {
+    /// Errors: `UnsupportedTensorType` for a matrix whose payload cannot be used as it is, and for a shape that its type does
+    /// not allow.
+    pub fn new(tensors: Vec<Tensor>) -> Result<ImportedTensors> {
+        let mut set = ImportedTensors {
+            infos: Vec::with_capacity(tensors.len()),
+            orders: Vec::with_capacity(tensors.len()),
+            ids: HashMap::with_capacity(tensors.len()),
+            tensors,
+        };
+        for (id, tensor) in set.tensors.iter().enumerate() {
+            let (info, order) = described(tensor).map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
+            set.ids.insert(info.name.clone(), id);
+            set.infos.push(info);
+            set.orders.push(order);
+        }
+        Ok(set)
+    }
+
+    fn get(&self, id: TensorId) -> Result<&Tensor> {
+        match self.tensors.get(id) {
+            Some(tensor) => Ok(tensor),
+            None => bail!(Internal, "tensor {id} of {}", self.tensors.len()),
+        }
+    }
+}
+
+/// A tensor, and the order in which it is read in place, if it is.
+fn described(tensor: &Tensor) -> Result<(TensorInfo, Option<Order>)> {
+    let shape = &tensor.data.shape;
+    let is_vector = shape.len() == 1;
+    // Elements of a vector are not rows: a vector in another order is made, as one of a type for matrices.
+    let in_place =
+        |dtype: Dtype, order: Order| !is_vector || (order.is_same() && dtype.block().is_some_and(|(n, _)| n == 1));
+    let movable = |dtype: Dtype, order: &Order| match order.cols {
+        Some(heads) => dtype.block().is_some_and(|(weights, _)| heads.keeps_blocks(weights)),
+        None => true,
+    };
+    let (dtype, order) = match tensor.data.stored() {
+        Some((dtype, order)) if !movable(dtype, &order) => bail!(
+            UnsupportedTensorType,
+            "heads of {} columns are in another order in the file and are not whole blocks of {}; convert the model",
+            order.cols.map_or(0, |heads| heads.width),
+            dtype.name()
+        ),
+        Some((dtype, order)) if in_place(dtype, order) => (dtype, Some(order)),
+        _ if is_vector => (Dtype::F32, None),
+        Some(_) => bail!(Internal, "a matrix is not read in place"),
+        None => bail!(
+            UnsupportedTensorType,
+            "type {}: its weights cannot be used as they are in the file, convert the model",
+            tensor.data.type_name()
+        ),
+    };
+    let nbytes = match order {
+        Some(_) => tensor.data.bytes()?.len(),
+        None => tensor.data.rows_cols().1.saturating_mul(4),
+    };
+    let info = TensorInfo {
+        name: tensor.name.clone(),
+        dtype,
+        shape: shape.clone(),
+        nbytes: nbytes as u64,
+    };
+    Ok((info, order))
+}
+
+impl Tensors for ImportedTensors {
+    fn infos(&self) -> &[TensorInfo] {
+        &self.infos
+    }
+
+    fn find(&self, name: &str) -> Option<TensorId> {
+        self.ids.get(name).copied()
+    }
+
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
+        let Tensor { name, data } = self.get(id)?;
+        let info = &self.infos[id];
+        let made = || {
+            let (rows, cols) = info.rows_cols();
+            encode(info.dtype, rows, cols, &*data.reader()?)
+        };
+        let bytes = match self.orders[id] {
+            Some(_) => Cow::Borrowed(data.bytes()?),
+            None => Cow::Owned(made().map_err(|err| err.context(format!("tensor '{name}'")))?),
+        };
+        Ok(Stored {
+            info,
+            bytes,
+            order: self.orders[id].unwrap_or_default(),
+        })
+    }
+
+    fn release(&self, id: TensorId) {
+        if let Some(tensor) = self.tensors.get(id) {
+            tensor.data.release();
+        }
+    }
+}
+
+impl ModelSource {
+    /// The model that an importer has read. Errors: those of [`ImportedTensors::new`], `Tokenizer` for ids out of range.
+    pub fn from_import(mut model: Model) -> Result<ModelSource> {
+        let tensors = std::mem::take(&mut model.tensors);
+        ModelSource::described(model, Arc::new(ImportedTensors::new(tensors)?))
+    }
+
+    /// A model that an importer has read, with these tensors instead of its own. Errors: `Tokenizer` for ids out of range.
+    pub(crate) fn described(model: Model, tensors: Arc<dyn Tensors>) -> Result<ModelSource> {
+        let config = Value::from(model.tokenizer_config);
+        let config: TokenizerConfig = serde_json::from_value(config)
+            .map_err(|err| Error::new(Kind::Tokenizer, format!("the tokenizer's settings: {err}")))?;
+        let provenance = Value::from(model.provenance);
+        Ok(ModelSource {
+            format: model.format,
+            arch: model.arch,
+            tensors,
+            text: TextAssets {
+                tokenizer_json: model.vocab.map(|vocab| Arc::new(vocab) as _),
+                chat_template: config.chat_template,
+                eos_token_ids: config.eos_token_ids,
+                bos_token_id: config.bos_token_id,
+                pad_token_id: config.pad_token_id,
+                sampling: SamplingDefaults::of(&provenance),
+            },
+            skills: Vec::new(),
+            provenance,
+            files: model.files,
+            dropped: model.dropped,
+            notes: model.notes,
+            cmf: None,
+        })
+    }
+}
