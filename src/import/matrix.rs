@@ -6,7 +6,6 @@ use super::stacked::StackedProjections;
 use crate::dtype::{Dtype, Order, RowOrder, TiledHeads};
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::cmf::CmfContainer;
-use crate::format::gguf::BlockType;
 use crate::format::{MappedFile, TensorId, hash64};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,13 +16,6 @@ const COMPARED: usize = 1 << 18;
 
 /// Source tensors by the container's name.
 pub type Found = HashMap<String, Matrix>;
-
-/// How a tensor's bytes encode its values.
-#[derive(Clone, Copy, Debug)]
-pub enum Encoding {
-    Stored(Dtype),
-    Blocks(BlockType),
-}
 
 /// The mapping that the bytes belong to.
 #[derive(Clone)]
@@ -57,7 +49,7 @@ pub struct Matrix {
     pub shape: Vec<u64>,
     origin: Origin,
     /// An error means that the type cannot be read. It is reported when the tensor is used.
-    encoding: Result<Encoding>,
+    dtype: Result<Dtype>,
     /// The source's checksum of the bytes.
     hash: Option<u64>,
     /// Of a vector, the order of rows is that of its elements.
@@ -70,11 +62,11 @@ pub struct Matrix {
 pub type Reader<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + Sync + 'a>;
 
 impl Matrix {
-    fn new(shape: Vec<u64>, encoding: Result<Encoding>, origin: Origin) -> Matrix {
+    fn new(shape: Vec<u64>, dtype: Result<Dtype>, origin: Origin) -> Matrix {
         Matrix {
             shape,
             origin,
-            encoding,
+            dtype,
             hash: None,
             order: Order::default(),
             stacked: None,
@@ -87,12 +79,12 @@ impl Matrix {
         shape: Vec<u64>,
         file: &Arc<MappedFile>,
         range: Range<usize>,
-        encoding: Result<Encoding>,
+        dtype: Result<Dtype>,
     ) -> Result<Matrix> {
         if file.bytes().get(range.clone()).is_none() {
             bail!(Bounds, "{}: bytes {range:?} lie past the end", file.path().display());
         }
-        Ok(Matrix::new(shape, encoding, Origin::File(file.clone(), range)))
+        Ok(Matrix::new(shape, dtype, Origin::File(file.clone(), range)))
     }
 
     /// A tensor of a container.
@@ -101,17 +93,13 @@ impl Matrix {
         let origin = Origin::Container(container.clone(), id);
         Matrix {
             hash: Some(container.payloads()[id].hash),
-            ..Matrix::new(info.shape.clone(), Ok(Encoding::Stored(info.dtype)), origin)
+            ..Matrix::new(info.shape.clone(), Ok(info.dtype), origin)
         }
     }
 
-    /// The name of the payload's type.
-    pub fn type_name(&self) -> String {
-        match &self.encoding {
-            Ok(Encoding::Stored(dtype)) => dtype.name().to_owned(),
-            Ok(Encoding::Blocks(kind)) => format!("{kind:?}").to_uppercase(),
-            Err(err) => err.message.clone(),
-        }
+    /// The payload's type. Errors: that of a type which cannot be read.
+    pub fn dtype(&self) -> Result<Dtype> {
+        self.dtype.clone()
     }
 
     /// The payload as the file has it. Errors: `Io` if the file was truncated.
@@ -137,10 +125,11 @@ impl Matrix {
     /// The type of the payload and the order of its rows and columns, if the values of the tensor are those of the payload.
     pub fn stored(&self) -> Option<(Dtype, Order)> {
         let as_it_is = self.stacked.is_none() && self.applied == Applied::Identity;
-        match &self.encoding {
-            Ok(Encoding::Stored(dtype)) if as_it_is => Some((*dtype, self.order)),
-            _ => None,
-        }
+        self.dtype
+            .as_ref()
+            .ok()
+            .filter(|_| as_it_is)
+            .map(|&dtype| (dtype, self.order))
     }
 
     /// The same tensor, whose rows (of a vector: elements) are heads of `head_dim` with interleaved halves: the source has
@@ -232,13 +221,7 @@ impl Matrix {
             bail!(UnsupportedTensorType, "rows of a reordered tensor cannot be separated");
         }
         let (all, cols) = self.rows_cols();
-        let row_bytes = match self.encoding.clone()? {
-            Encoding::Stored(dtype) => dtype.row_bytes(cols),
-            Encoding::Blocks(kind) => {
-                let (weights, size) = kind.block();
-                (cols / weights).checked_mul(size)
-            }
-        };
+        let row_bytes = self.dtype()?.row_bytes(cols);
         let Origin::File(file, range) = &self.origin else {
             bail!(
                 UnsupportedTensorType,
@@ -253,7 +236,7 @@ impl Matrix {
         let Some(bytes) = bytes.filter(|bytes| bytes.end <= range.end) else {
             return Err(past(first));
         };
-        let part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.encoding.clone())?;
+        let part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.dtype())?;
         Ok(Matrix {
             applied: self.applied,
             ..part
@@ -275,7 +258,7 @@ impl Matrix {
         if let Some(stacked) = &self.stacked {
             stacked.lower.readable()?;
         }
-        self.encoding.clone().map(|_| ())
+        self.dtype().map(drop)
     }
 
     /// Rows and columns: a vector is one row, of more dimensions all but the last count as rows.
@@ -287,8 +270,8 @@ impl Matrix {
 
     /// The payload in the container, if it is one of `dtype` already. Errors: as [`Matrix::bytes`].
     pub fn copied(&self, dtype: Dtype) -> Result<Option<&[u8]>> {
-        match (&self.origin, &self.encoding) {
-            (Origin::Container(..), Ok(Encoding::Stored(stored))) if *stored == dtype => self.bytes().map(Some),
+        match (&self.origin, &self.dtype) {
+            (Origin::Container(..), Ok(stored)) if *stored == dtype => self.bytes().map(Some),
             _ => Ok(None),
         }
     }
@@ -358,28 +341,17 @@ impl Matrix {
         let bytes = self.bytes()?;
         // Of stacked projections, these are the rows of the first tensor.
         let rows = self.stacked.as_ref().map_or(rows, |stacked| stacked.upper_rows);
-        match self.encoding.clone()? {
-            Encoding::Blocks(kind) => {
-                let (weights, size) = kind.block();
-                Ok(Box::new(move |first, out| {
-                    let blocks = slice(bytes, first * (cols / weights), out.len() / weights, size)?;
-                    kind.decode(blocks, out)
-                }))
+        let decoder = self.dtype()?.decoder(bytes, rows, cols)?;
+        Ok(Box::new(move |first, out| {
+            let wanted = out.len() / cols.max(1);
+            if first.checked_add(wanted).is_none_or(|last| last > rows) {
+                return Err(past(first));
             }
-            Encoding::Stored(dtype) => {
-                let decoder = dtype.decoder(bytes, rows, cols)?;
-                Ok(Box::new(move |first, out| {
-                    let wanted = out.len() / cols.max(1);
-                    if first.checked_add(wanted).is_none_or(|last| last > rows) {
-                        return Err(past(first));
-                    }
-                    out.chunks_exact_mut(cols.max(1))
-                        .enumerate()
-                        .for_each(|(row, out)| decoder.row(first + row, out));
-                    Ok(())
-                }))
-            }
-        }
+            out.chunks_exact_mut(cols.max(1))
+                .enumerate()
+                .for_each(|(row, out)| decoder.row(first + row, out));
+            Ok(())
+        }))
     }
 
     /// Whether both hold the same values in the same shape, bit for bit.
@@ -441,22 +413,4 @@ fn permute(values: &[f32], out: &mut [f32], source: impl Fn(usize) -> usize) -> 
 
 fn past(row: usize) -> Error {
     Error::new(Kind::Bounds, format!("row {row} lies past the end of the tensor"))
-}
-
-/// `count` items of `size` bytes from item `first` on.
-fn slice(bytes: &[u8], first: usize, count: usize, size: usize) -> Result<&[u8]> {
-    let start = first.checked_mul(size);
-    let end = start
-        .zip(count.checked_mul(size))
-        .and_then(|(start, length)| start.checked_add(length));
-    let found = start.zip(end).and_then(|(start, end)| bytes.get(start..end));
-    found.ok_or_else(|| {
-        Error::new(
-            Kind::Bounds,
-            format!(
-                "{count} × {size} bytes from item {first} on lie past {} bytes",
-                bytes.len()
-            ),
-        )
-    })
 }

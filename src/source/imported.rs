@@ -76,7 +76,7 @@ fn described(tensor: &Tensor) -> Result<(TensorInfo, Option<Order>)> {
         None => bail!(
             UnsupportedTensorType,
             "type {}: its weights cannot be used as they are in the file, convert the model",
-            tensor.data.type_name()
+            tensor.data.dtype()?.name()
         ),
     };
     let nbytes = match order {

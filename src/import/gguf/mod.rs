@@ -9,15 +9,14 @@ mod parts;
 
 use super::bind::bind;
 use super::family::Family;
-use super::matrix::{Encoding, Found, Matrix};
+use super::matrix::{Found, Matrix};
 use super::model::{Description, Model};
 use super::roles::{
     EXPERT, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, MTP_PREFIX, Role, SHARED_EXPERT, TAIL, is_router,
 };
 use super::{experts, tokenizer};
-use crate::dtype::Dtype;
 use crate::error::{Result, bail};
-use crate::format::gguf::{BlockType, Metadata};
+use crate::format::gguf::Metadata;
 use crate::format::{Arch, NormStyle};
 use keys::Keys;
 use parts::Parts;
@@ -105,13 +104,7 @@ impl Source {
                 // The binder refuses unknown names.
                 None => (tensor.name.clone(), None),
             };
-            let encoding = Ok(match tensor.kind {
-                BlockType::F32 => Encoding::Stored(Dtype::F32),
-                BlockType::F16 => Encoding::Stored(Dtype::F16),
-                BlockType::Bf16 => Encoding::Stored(Dtype::Bf16),
-                kind => Encoding::Blocks(kind),
-            });
-            let mut matrix = Matrix::in_file(tensor.shape.clone(), file, tensor.range.clone(), encoding)?;
+            let mut matrix = Matrix::in_file(tensor.shape.clone(), file, tensor.range.clone(), Ok(tensor.dtype))?;
             if family.gguf_interleaves_qk && role.is_some_and(|role| role.rotates) {
                 matrix = matrix.interleaved(arch.head_dim)?;
             }

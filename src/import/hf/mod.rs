@@ -9,7 +9,7 @@ mod tokens;
 
 use super::bind::bind;
 use super::experts;
-use super::matrix::{Encoding, Found, Matrix};
+use super::matrix::{Found, Matrix};
 use super::model::{Description, Model};
 use super::roles::MTP_NAMES;
 use crate::error::{Result, bail};
@@ -77,8 +77,8 @@ impl Source {
                     continue;
                 };
                 let name = container_name(name);
-                let encoding = tensor.element().map(Encoding::Stored);
-                let matrix = Matrix::in_file(tensor.shape.clone(), &shard.file, tensor.range.clone(), encoding)?;
+                let (shape, range) = (tensor.shape.clone(), tensor.range.clone());
+                let matrix = Matrix::in_file(shape, &shard.file, range, tensor.element())?;
                 if found.insert(name.clone(), matrix).is_some() {
                     bail!(Parse, "tensor '{name}' occurs twice");
                 }
