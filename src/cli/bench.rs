@@ -9,7 +9,6 @@ pub use args::Args;
 
 use super::args::{announce, device_json, load, with_progress};
 use super::context::{Context, Outcome, Result, usage};
-use super::model;
 use super::output::Output;
 use super::report::counters_json;
 use args::{Form, Source};
@@ -35,7 +34,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         return Err(usage("nothing to measure: expected -r and one of -p, -n above 0"));
     }
     let options = args.options(&source)?;
-    let subject = Subject::open(source, args.quant)?;
+    let subject = Subject::open(source, &args)?;
     if let Some(ctx) = subject.ctx(&options)? {
         args.check_fits(ctx)?;
     }
@@ -69,10 +68,10 @@ enum Subject {
 }
 
 impl Subject {
-    fn open(source: Source, quant: Dtype) -> Result<Subject> {
+    fn open(source: Source, args: &Args) -> Result<Subject> {
         Ok(match source {
-            Source::Model(path) => Subject::Model(Box::new(model::open(&path)?)),
-            Source::Synthetic(shape) => Subject::Synthetic(shape, quant),
+            Source::Model => Subject::Model(Box::new(args.load.open()?)),
+            Source::Synthetic(shape) => Subject::Synthetic(shape, args.quant()),
         })
     }
 

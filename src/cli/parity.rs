@@ -3,7 +3,6 @@
 
 use super::args::LoadArgs;
 use super::context::{Context, Outcome, Result, interrupted, usage};
-use super::model as models;
 use super::output::Output;
 use super::overlay::{BLEND_HELP, SKILL_HELP};
 use cmf_gpu::engine::{check_budget, find_mask, open_device, overlaid, resolve_task};
@@ -48,7 +47,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if path.is_none() && options.overlay != Overlay::Backbone {
         return Err(usage("a skill needs a MODEL"));
     }
-    let source = path.as_deref().map(models::open).transpose()?;
+    let source = path.is_some().then(|| args.load.open()).transpose()?;
     let (device, notice) = open_device(&options)?;
     let Some(device) = device else {
         return Err(Error::new(

@@ -7,7 +7,6 @@
 
 use super::args::{self, LoadArgs, read_text, whole};
 use super::context::{Context, Outcome, Result, interrupted, usage};
-use super::model;
 use cmf_gpu::source::ModelSource;
 use cmf_gpu::{Engine, Error, Kind, LoadOptions};
 use serde_json::json;
@@ -147,10 +146,10 @@ pub fn tokens(engine: &Engine, text: &str, file: &Path) -> Result<Vec<u32>> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let path = args.load.model.path()?;
+    args.load.model.path()?;
     let text = read_text(&args.file)?;
     let mut options = args.load.options();
-    let source = model::open(&path)?;
+    let source = args.load.open()?;
     let skills = args.load.overlay.choice(&source)?;
     let task = options.task.clone();
     options = skills.first(options);

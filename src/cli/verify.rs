@@ -1,7 +1,7 @@
-//! `verify`: checks every hash of a file, that every weight is a finite number, and the signature if there is one.
+//! `verify`: checks every hash of a model, that every weight is a finite number, and the signature if there is one.
 
-use super::context::{Context, Outcome, Result, usage};
-use super::model::{ModelArgs, open_cmf};
+use super::context::{Context, Outcome, Result};
+use super::model::{ModelArgs, open_file};
 use super::output::{Output, error_line, size};
 use super::work::cancellable;
 use cmf_gpu::format::cmf::{CmfContainer, Failure, VerifyReport};
@@ -27,14 +27,16 @@ fn pubkey(text: &str) -> Result<PublicKey, String> {
 
 /// Checks hashes, weights and signature. Errors: the first failure, with the number of others.
 pub fn sound(source: &ModelSource, out: &Output) -> Result<()> {
-    let Some(container) = &source.cmf else {
-        return Err(usage("--verify: only CMF files have checksums"));
-    };
     let mut bar = out.progress("verifying", true);
-    let report = container.verify(&mut |done, total| bar.set(done, total));
+    let report = source.verify(&mut |done, total| bar.set(done, total))?;
     drop(bar);
     match report.failures.as_slice() {
-        [] => sign::check(container.shard_paths(), None, &mut |_, _| ControlFlow::Continue(())).map(drop),
+        [] => match &source.cmf {
+            Some(container) => {
+                sign::check(container.shard_paths(), None, &mut |_, _| ControlFlow::Continue(())).map(drop)
+            }
+            None => Ok(()),
+        },
         [only] => Err(only.error.clone()),
         [first, rest @ ..] => Err(Error::new(
             first.error.kind,
@@ -44,14 +46,23 @@ pub fn sound(source: &ModelSource, out: &Output) -> Result<()> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = open_cmf(&args.model.path()?)?;
+    let source = open_file(&args.model.path()?)?;
+    if args.pubkey.is_some() && source.cmf.is_none() {
+        return Err(Error::new(
+            Kind::UnsupportedFeature,
+            format!("{} files have no signatures, only CMF files do", source.format),
+        ));
+    }
     let mut bar = context.out.progress("verifying", true);
-    let mut report = container.verify(&mut |done, total| bar.set(done, total));
+    let mut report = source.verify(&mut |done, total| bar.set(done, total))?;
     drop(bar);
-    let signature = signature(&container, &args, &mut report, context)?;
+    let signature = match &source.cmf {
+        Some(container) => signature(container, &args, &mut report, context)?,
+        None => Value::Null,
+    };
     context.out.notices(&report.notes);
     match context.out.json {
-        true => context.out.json(&json(&report, &signature))?,
+        true => context.out.json(&json(source.format, &report, &signature))?,
         false => context.out.line(summary(&report, &signature))?,
     }
     for failure in &report.failures {
@@ -91,12 +102,13 @@ fn signature(container: &CmfContainer, args: &Args, report: &mut VerifyReport, c
     }
 }
 
-fn json(report: &VerifyReport, signature: &Value) -> Value {
+fn json(format: &str, report: &VerifyReport, signature: &Value) -> Value {
     let failures = report.failures.iter().map(
         |Failure { subject, error }| json!({"subject": subject, "kind": error.kind.name(), "message": error.message}),
     );
     json!({
         "ok": report.ok(),
+        "format": format,
         "tensors": report.tensors,
         "bytes": report.bytes,
         "failures": failures.collect::<Vec<_>>(),

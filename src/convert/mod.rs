@@ -11,6 +11,7 @@ mod names;
 mod options;
 mod output;
 mod plan;
+mod quantised;
 mod requant;
 mod router_stats;
 mod write;
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 pub use loss::Group;
 pub use options::{Event, Options, Report, Target};
+pub use quantised::quantised;
 pub use router_stats::RouterStats;
 
 /// Converts the model at `src` to the container `out`, which is written under another name and renamed at the end.

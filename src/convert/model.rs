@@ -28,6 +28,7 @@ pub(super) struct Model {
 impl Model {
     /// A model that was trained elsewhere, with its header. Errors: those of joining tensors that the container has as one.
     pub fn imported(model: import::Model) -> Result<Model> {
+        let (model, tensors) = Model::joined(model)?;
         let arch = serde_json::to_value(&model.arch).map_err(|err| {
             Error::new(
                 Kind::Parse,
@@ -48,11 +49,17 @@ impl Model {
             header: header.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
             vocab: model.vocab,
             container: None,
-            tensors: join_delta_inputs(model.tensors, &model.arch)?,
+            tensors,
             dropped: model.dropped,
             notes: model.notes,
             files: model.files,
         })
+    }
+
+    /// A model that was trained elsewhere, and its tensors as a container has them. Errors: those of joining them.
+    pub fn joined(mut model: import::Model) -> Result<(import::Model, Vec<Tensor>)> {
+        let tensors = join_delta_inputs(std::mem::take(&mut model.tensors), &model.arch)?;
+        Ok((model, tensors))
     }
 }
 

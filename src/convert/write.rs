@@ -100,15 +100,19 @@ pub(super) fn write(
 
 /// The payload of a tensor, and how it differs from the source. Errors: those of reading and encoding.
 fn encode<'a>(tensor: &'a Tensor, dtype: Dtype, widths: Option<&[u8]>) -> Result<(Cow<'a, [u8]>, Loss)> {
+    let payload = payload(tensor, dtype, widths)?;
+    let loss = Loss::of(dtype, &payload, tensor.data.rows_cols(), &tensor.data.reader()?)?;
+    Ok((Cow::Owned(payload), loss))
+}
+
+/// The payload of a tensor in a type; `widths` are those of its rows. Errors: those of reading and encoding.
+pub(super) fn payload(tensor: &Tensor, dtype: Dtype, widths: Option<&[u8]>) -> Result<Vec<u8>> {
     let settings = Settings {
         widths,
         ..Settings::default()
     };
     let (rows, cols) = tensor.data.rows_cols();
-    let reader = tensor.data.reader()?;
-    let payload = encode_with(dtype, rows, cols, &settings, &*reader)?;
-    let loss = Loss::of(dtype, &payload, (rows, cols), &reader)?;
-    Ok((Cow::Owned(payload), loss))
+    encode_with(dtype, rows, cols, &settings, &*tensor.data.reader()?)
 }
 
 /// Refuses options about the bits of vbit that no tensor can follow. Errors: `Usage`.

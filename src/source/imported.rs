@@ -4,7 +4,7 @@
 //! another order. Vectors that a file has in another form are made when they are read.
 
 use super::model::{ModelSource, SamplingDefaults, TextAssets};
-use super::tensors::{Stored, Tensors};
+use super::tensors::{Place, Stored, Tensors};
 use crate::dtype::encode::encode;
 use crate::dtype::{Dtype, Order};
 use crate::error::{Error, Kind, Result, bail};
@@ -14,6 +14,7 @@ use crate::import::{Model, Tensor};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The tensors of an imported model.
@@ -23,17 +24,19 @@ pub struct ImportedTensors {
     /// How each tensor is read; `None`: it is made from its values.
     orders: Vec<Option<Order>>,
     ids: HashMap<String, TensorId>,
+    files: Vec<PathBuf>,
 }
 
 impl ImportedTensors {
     /// Errors: `UnsupportedTensorType` for a matrix whose payload cannot be used as it is, and for a shape that its type does
     /// not allow.
-    pub fn new(tensors: Vec<Tensor>) -> Result<ImportedTensors> {
+    pub fn new(tensors: Vec<Tensor>, files: Vec<PathBuf>) -> Result<ImportedTensors> {
         let mut set = ImportedTensors {
             infos: Vec::with_capacity(tensors.len()),
             orders: Vec::with_capacity(tensors.len()),
             ids: HashMap::with_capacity(tensors.len()),
             tensors,
+            files,
         };
         for (id, tensor) in set.tensors.iter().enumerate() {
             let (info, order) = described(tensor).map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
@@ -119,6 +122,16 @@ impl Tensors for ImportedTensors {
         })
     }
 
+    fn place(&self, id: TensorId) -> Option<Place> {
+        let (path, offset) = self.tensors.get(id)?.data.place()?;
+        let file = self.files.iter().position(|file| file == path)?;
+        Some(Place {
+            file,
+            offset,
+            hash: None,
+        })
+    }
+
     fn release(&self, id: TensorId) {
         if let Some(tensor) = self.tensors.get(id) {
             tensor.data.release();
@@ -130,7 +143,8 @@ impl ModelSource {
     /// The model that an importer has read. Errors: those of [`ImportedTensors::new`], `Tokenizer` for ids out of range.
     pub fn from_import(mut model: Model) -> Result<ModelSource> {
         let tensors = std::mem::take(&mut model.tensors);
-        ModelSource::described(model, Arc::new(ImportedTensors::new(tensors)?))
+        let tensors = ImportedTensors::new(tensors, model.files.clone())?;
+        ModelSource::described(model, Arc::new(tensors))
     }
 
     /// A model that an importer has read, with these tensors instead of its own. Errors: `Tokenizer` for ids out of range.

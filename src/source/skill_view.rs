@@ -1,6 +1,6 @@
 //! The tensors of a model with one skill active.
 
-use super::tensors::{Stored, Tensors};
+use super::tensors::{Place, Stored, Tensors};
 use crate::error::{Result, bail};
 use crate::format::cmf::{Masks, Skill, registered, replaced_by};
 use crate::format::{TensorId, TensorInfo};
@@ -97,6 +97,10 @@ impl<T: Deref<Target: Tensors> + Send + Sync> Tensors for SkillView<T> {
             }),
             None => bail!(Internal, "tensor {id} of {}", self.infos.len()),
         }
+    }
+
+    fn place(&self, id: TensorId) -> Option<Place> {
+        self.tensors.place(self.stored_id(id)?)
     }
 
     fn masks(&self) -> Option<&Masks> {

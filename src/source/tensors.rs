@@ -20,6 +20,11 @@ pub trait Tensors: Send + Sync {
     /// Errors: `Internal` for an invalid id, `Io` if the file was truncated, and those of making a payload.
     fn stored(&self, id: TensorId) -> Result<Stored<'_>>;
 
+    /// Where the payload is in the model's files; `None` for tensors in memory.
+    fn place(&self, _id: TensorId) -> Option<Place> {
+        None
+    }
+
     /// Task masks over these tensors, if there are any.
     fn masks(&self) -> Option<&Masks> {
         None
@@ -27,6 +32,17 @@ pub trait Tensors: Send + Sync {
 
     /// Declares a payload unused for now, so that its pages can be given back. Its bytes stay readable.
     fn release(&self, id: TensorId);
+}
+
+/// The place of a payload in the files of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The number of the file, from 0.
+    pub file: usize,
+    /// The offset in the file.
+    pub offset: u64,
+    /// The checksum that the file has of it.
+    pub hash: Option<u64>,
 }
 
 /// A tensor with its payload.

@@ -2,7 +2,6 @@
 
 use super::args::{Args, Form, Source};
 use crate::cli::context::{Context, Outcome, Result};
-use crate::cli::model;
 use crate::cli::output::{Output, size};
 use crate::cli::report::peak_bytes;
 use cmf_gpu::engine::{Planned, overlaid, planned, resolve_task};
@@ -15,15 +14,16 @@ pub fn run(args: &Args, source: Source, context: &mut Context) -> Result {
     let options = args.options(&source)?;
     let (report, notices) = match source {
         Source::Synthetic(shape) => {
-            let (arch, tensors) = synthetic(&shape, args.quant)?;
-            Report::new(&arch, &tensors, &options)?
+            let (arch, tensors) = synthetic(&shape, args.quant())?;
+            Report::new("synthetic", &arch, &tensors, &options)?
         }
-        Source::Model(path) => {
-            let source = model::open(&path)?;
+        Source::Model => {
+            let source = args.load.open()?;
+            context.out.notices(&source.notes);
             let tensors = overlaid(&source, &options.overlay)?;
             let (task, notice) = resolve_task(&source, &options.overlay, &options.task)?;
             context.out.notices(&notice);
-            Report::new(&source.arch, &*tensors, &options.task(task))?
+            Report::new(source.format, &source.arch, &*tensors, &options.task(task))?
         }
     };
     context.out.notices(&notices);
@@ -36,16 +36,23 @@ pub fn run(args: &Args, source: Source, context: &mut Context) -> Result {
 }
 
 struct Report {
+    format: &'static str,
     name: String,
     parameters: u64,
     planned: Planned,
 }
 
 impl Report {
-    fn new(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Result<(Report, Vec<Notice>)> {
+    fn new(
+        format: &'static str,
+        arch: &Arch,
+        tensors: &dyn Tensors,
+        options: &LoadOptions,
+    ) -> Result<(Report, Vec<Notice>)> {
         let mut planned = planned(arch, tensors, options)?;
         let notices = std::mem::take(&mut planned.notices);
         let report = Report {
+            format,
             name: arch.arch_name.clone(),
             parameters: planned.model.parameters(tensors),
             planned,
@@ -81,9 +88,10 @@ impl Report {
         let Planned { model, plan, .. } = &self.planned;
         let cost = plan.cost();
         format!(
-            "{}: {} layers, {:.2} · 10⁹ weights in {}\ncontext {}: {} of keys and values, {} of recurrent states, {} of \
+            "{} ({}): {} layers, {:.2} · 10⁹ weights in {}\ncontext {}: {} of keys and values, {} of recurrent states, {} of \
              other buffers",
             self.name,
+            self.format,
             model.layers.len(),
             self.parameters as f64 / 1e9,
             size(cost.weight_bytes),
@@ -106,6 +114,7 @@ impl Report {
             })
         });
         json!({
+            "format": self.format,
             "name": self.name,
             "task": task,
             "layers": model.layers.len(),

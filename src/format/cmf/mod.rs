@@ -41,6 +41,7 @@ pub use skills::{Selection, Skill, check_id, check_new_id};
 pub(crate) use skills::{registered, replaced_by};
 #[cfg(feature = "tools")]
 pub use split::{SplitFiles, SplitOptions, SplitWriter};
+pub(crate) use verify::check_weights;
 pub use verify::{Failure, VerifyReport};
 #[cfg(feature = "tools")]
 pub use writer::CmfWriter;
