@@ -94,6 +94,7 @@ impl Binder<'_> {
             a_log: self.vector(&name("A_log"), value_heads)?,
             dt_bias: self.vector(&name("dt_bias"), value_heads)?,
             norm: self.vector(&name("norm.weight"), value_dim)?,
+            o_tiled: self.has_tiled_columns(&name("out_proj.weight")),
             o: self.linear(&name("out_proj"), hidden, values)?,
             key_heads,
             value_heads,

@@ -88,6 +88,8 @@ pub struct DeltaNet {
     pub norm: TensorId,
     /// Output projection, `[hidden, value_heads * value_dim]`.
     pub o: Linear,
+    /// Whether the columns of `o` are in tiled order: those of the first value head of every key head first.
+    pub o_tiled: bool,
     /// Heads of q and k, each shared by `value_heads / key_heads` neighbouring value heads.
     pub key_heads: usize,
     /// Heads of v and z, and of the state.

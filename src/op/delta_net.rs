@@ -34,6 +34,8 @@ operator! {
         length_eps: f32 = "Added to the squares of q and k before the root.",
         eps: f32 = "Added to the mean of squares of a head's output.",
         y_stride: u32 = "Vectors of 4 from one token's outputs to the next.",
+        y_tiled: u32 =
+            "1: the outputs are in tiled order, those of the first value head of every key head first; 0: in order.",
     }
     bindings {
         batch: read Batch,
@@ -96,7 +98,12 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
                 }
             };
             let y = p.token(o, &shape, head, &tokens, t, &mut state)?;
-            o.store("y", t * p.y_stride as usize * 4 + head * shape.value, &y)?;
+            let (key_head, within) = (head / p.heads_per_key as usize, head % p.heads_per_key as usize);
+            let place = match p.y_tiled {
+                0 => head,
+                _ => within * shape.key_heads + key_head,
+            };
+            o.store("y", t * p.y_stride as usize * 4 + place * shape.value, &y)?;
             o.store("state", state_at(token.position), &state)?;
         }
     }

@@ -23,6 +23,8 @@ pub struct ImportedTensors {
     infos: Vec<TensorInfo>,
     /// How each tensor is read; `None`: it is made from its values.
     orders: Vec<Option<Order>>,
+    /// Whether the columns of each are in tiled order.
+    tiled: Vec<bool>,
     ids: HashMap<String, TensorId>,
     files: Vec<PathBuf>,
 }
@@ -34,15 +36,18 @@ impl ImportedTensors {
         let mut set = ImportedTensors {
             infos: Vec::with_capacity(tensors.len()),
             orders: Vec::with_capacity(tensors.len()),
+            tiled: Vec::with_capacity(tensors.len()),
             ids: HashMap::with_capacity(tensors.len()),
             tensors,
             files,
         };
         for (id, tensor) in set.tensors.iter().enumerate() {
-            let (info, order) = described(tensor).map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
+            let Reading { info, order, tiled } =
+                reading(tensor).map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
             set.ids.insert(info.name.clone(), id);
             set.infos.push(info);
             set.orders.push(order);
+            set.tiled.push(tiled);
         }
         Ok(set)
     }
@@ -55,44 +60,45 @@ impl ImportedTensors {
     }
 }
 
-/// A tensor, and the order in which it is read in place, if it is.
-fn described(tensor: &Tensor) -> Result<(TensorInfo, Option<Order>)> {
-    let shape = &tensor.data.shape;
-    let is_vector = shape.len() == 1;
-    // Elements of a vector are not rows: a vector in another order is made, as one of a type for matrices.
-    let in_place =
-        |dtype: Dtype, order: Order| !is_vector || (order.is_same() && dtype.block().is_some_and(|(n, _)| n == 1));
-    let movable = |dtype: Dtype, order: &Order| match order.cols {
-        Some(heads) => dtype.block().is_some_and(|(weights, _)| heads.keeps_blocks(weights)),
-        None => true,
-    };
-    let (dtype, order) = match tensor.data.stored() {
-        Some((dtype, order)) if !movable(dtype, &order) => bail!(
-            UnsupportedTensorType,
-            "heads of {} columns are in another order in the file and are not whole blocks of {}; convert the model",
-            order.cols.map_or(0, |heads| heads.width),
-            dtype.name()
-        ),
-        Some((dtype, order)) if in_place(dtype, order) => (dtype, Some(order)),
+/// How a tensor is read.
+struct Reading {
+    info: TensorInfo,
+    /// The order in which it is read in place; `None`: it is made from its values.
+    order: Option<Order>,
+    tiled: bool,
+}
+
+/// How a tensor is read.
+fn reading(tensor: &Tensor) -> Result<Reading> {
+    let data = &tensor.data;
+    let is_vector = data.shape.len() == 1;
+    // Elements of a vector are not rows: a vector in another order, or of a type for matrices, is made.
+    let plain = |dtype: Dtype, order: Order| order.is_same() && dtype.block().is_some_and(|(weights, _)| weights == 1);
+    let (dtype, mut order) = match data.stored() {
+        Some((dtype, order)) if !is_vector || plain(dtype, order) => (dtype, Some(order)),
         _ if is_vector => (Dtype::F32, None),
-        Some(_) => bail!(Internal, "a matrix is not read in place"),
-        None => bail!(
+        _ => bail!(
             UnsupportedTensorType,
-            "type {}: its weights cannot be used as they are in the file, convert the model",
-            tensor.data.dtype()?.name()
+            "type {}: its weights cannot be used as they are in the file; convert the model",
+            data.dtype()?.name()
         ),
     };
+    // Heads that are no whole blocks cannot be moved; then the network follows the order of the file.
+    let tiled = order.as_mut().is_some_and(|order| {
+        let blocks = dtype.block().map_or(usize::MAX, |(weights, _)| weights);
+        order.cols.take_if(|heads| !heads.keeps_blocks(blocks)).is_some()
+    });
     let nbytes = match order {
-        Some(_) => tensor.data.bytes()?.len(),
-        None => tensor.data.rows_cols().1.saturating_mul(4),
+        Some(_) => data.bytes()?.len(),
+        None => data.rows_cols().1.saturating_mul(4),
     };
     let info = TensorInfo {
         name: tensor.name.clone(),
         dtype,
-        shape: shape.clone(),
+        shape: data.shape.clone(),
         nbytes: nbytes as u64,
     };
-    Ok((info, order))
+    Ok(Reading { info, order, tiled })
 }
 
 impl Tensors for ImportedTensors {
@@ -130,6 +136,10 @@ impl Tensors for ImportedTensors {
             offset,
             hash: None,
         })
+    }
+
+    fn has_tiled_columns(&self, id: TensorId) -> bool {
+        self.tiled.get(id) == Some(&true)
     }
 
     fn release(&self, id: TensorId) {

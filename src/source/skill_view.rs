@@ -103,6 +103,10 @@ impl<T: Deref<Target: Tensors> + Send + Sync> Tensors for SkillView<T> {
         self.tensors.place(self.stored_id(id)?)
     }
 
+    fn has_tiled_columns(&self, id: TensorId) -> bool {
+        self.stored_id(id).is_some_and(|id| self.tensors.has_tiled_columns(id))
+    }
+
     fn masks(&self) -> Option<&Masks> {
         self.tensors.masks()
     }

@@ -25,6 +25,12 @@ pub trait Tensors: Send + Sync {
         None
     }
 
+    /// Whether the columns of a matrix are value heads in tiled order: the first value head of every key head first. The network
+    /// has to multiply it by activations in this order.
+    fn has_tiled_columns(&self, _id: TensorId) -> bool {
+        false
+    }
+
     /// Task masks over these tensors, if there are any.
     fn masks(&self) -> Option<&Masks> {
         None

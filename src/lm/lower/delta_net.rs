@@ -148,6 +148,7 @@ impl Lowering<'_> {
             length_eps: LENGTH_EPS,
             eps: self.model.eps,
             y_stride: vectors_of(net.value_heads * net.value_dim),
+            y_tiled: u32::from(net.o_tiled),
         };
         for phase in Phase::BOTH {
             let scratch = self.scratch[phase as usize];

@@ -14,7 +14,7 @@ struct DeltaNet {
     taps: u32,
     /// Recurrent states that are kept for each sequence.
     states: u32,
-    /// Whether q, k, v, z of a key head are next to each other.
+    /// Whether q, k, v, z of a key head are next to each other. Outputs are tiled then, so that both orders occur.
     fused: bool,
     /// Sequences.
     slots: u32,
@@ -101,6 +101,7 @@ impl DeltaNet {
             length_eps: 1e-2,
             eps: 1e-2,
             y_stride: values / 4 + 1,
+            y_tiled: u32::from(fused),
         };
         if !fused {
             return params;
