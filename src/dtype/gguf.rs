@@ -112,6 +112,7 @@ fn set_scale(block: &Block, bytes: &mut [u8], scale: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::planes::{Amount, Origin, Source};
     use crate::dtype::{Dtype, Size};
     use crate::error::Kind;
 
@@ -146,6 +147,15 @@ mod tests {
                 let mut payload = good.clone();
                 payload[block.bytes * 4 + at..][..bad.len()].copy_from_slice(bad);
                 let err = dtype.verify_scales(&payload, 2, block.weights * 3).unwrap_err();
+                assert_eq!(err.kind, Kind::NonFinite);
+                assert!(err.message.contains("row 1, block 1"), "{err}");
+                let source = Source::open(dtype, &payload, 2, block.weights * 3).unwrap();
+                let mut out = vec![0; source.record_bytes(&(0..2))];
+                let origin = Origin {
+                    first: 0,
+                    before: Amount::default(),
+                };
+                let err = source.records(origin, 0..2, &mut out).unwrap_err();
                 assert_eq!(err.kind, Kind::NonFinite);
                 assert!(err.message.contains("row 1, block 1"), "{err}");
             }

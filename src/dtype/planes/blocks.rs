@@ -1,7 +1,8 @@
 //! Rows of GGUF blocks in planes.
 //!
 //! The codes of a row are in the order of [`pack`](super::pack). The code plane has their nibbles, 16 bytes per group, or of
-//! codes of 2 and 3 bits the pairs of bits, 8 bytes per group. Everything else of a row is in its record:
+//! codes of 2 and 3 bits the pairs of bits, 8 bytes per group. Codes of Q4_0 and Q8_0 are in the order of the container's types.
+//! Everything else of a row is in its record:
 //!
 //! - the scales of its blocks: an f16 each, or an f16 and the second one in a word, or a byte with an exponent,
 //! - the steps of its groups, least significant bit first: for each part of a group the step of the scale, then the one of the
@@ -20,6 +21,7 @@ use half::f16;
 const fn code_words(bits: u32) -> usize {
     match bits {
         2 | 3 => 2,
+        8 => 8,
         _ => 4,
     }
 }

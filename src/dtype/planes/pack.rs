@@ -6,9 +6,9 @@
 //! - 1 bit: one word, quad q at bit q of each byte.
 //! - 2 bits: two words, word p holds quads 4p to 4p + 3, quad 4p + k at bit 2k; 0, 1 and -1 as signed numbers of two bits.
 //! - Other widths, and blocks of GGUF, are split, from the lowest bits up: 4, 5, 6 and 8 bits have a nibble, 8 bits a second
-//!   one, 2, 3 and 6 bits a pair of bits, 3 and 5 bits a single bit. A word of nibbles i holds quad 2i in the low nibbles of its bytes and quad 2i + 1
-//!   in the high ones. Pairs and single bits of more quads share a word, so placed that one shift and one mask give the nibbles
-//!   of two quads.
+//!   one, 2, 3 and 6 bits a pair of bits, 3 and 5 bits a single bit. A word of nibbles i holds quad 2i in the low nibbles of
+//!   its bytes and quad 2i + 1 in the high ones. Pairs and single bits of more quads share a word, so placed that one shift and
+//!   one mask give the nibbles of two quads.
 
 use super::amount::Amount;
 use crate::error::{Result, bail};
