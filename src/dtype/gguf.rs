@@ -2,15 +2,15 @@
 //! says what is in a block.
 
 use super::payload::{Payload, Section};
-use super::planes::{Planes, Repack};
+use super::planes::{Planes, Repack, blocks};
 use super::spec::{Encode, Shapes, Spec, Tail};
-use crate::error::{Result, bail};
+use crate::error::Result;
 use cmf_kernels_ref::dtype::gguf::{self, Block, Scale, types};
 use half::f16;
 
-/// The rows of the type table: number in GGUF, bits of a code, device layout.
+/// The rows of the type table: number in GGUF, bits of a code, device layout, and the function that writes its codes.
 macro_rules! blocks {
-    ($($name:ident: $number:literal, $bits:literal;)*) => {
+    ($($name:ident: $number:literal, $bits:literal, $planes:ident, $codes:ident;)*) => {
         $(pub const $name: Spec = Spec {
             id: None,
             gguf: Some($number),
@@ -26,8 +26,12 @@ macro_rules! blocks {
             tail: Tail::NONE,
             decoder: |payload, rows, cols| gguf::decoder(&types::$name, payload, rows, cols),
             encode: Encode::Never,
-            planes: |_| no_planes(stringify!($name)),
-            repack: Repack::COPY,
+            planes: |_| Ok(Planes::$planes),
+            repack: Repack {
+                codes: |payload, row, out| blocks::$codes(&types::$name, payload, row, out),
+                scales: |payload, row, out| blocks::record(&types::$name, payload, row, out),
+                ..Repack::COPY
+            },
             verify: |payload| verify(&types::$name, payload),
             random: Some(|payload, _, deviation, random| fill_random(&types::$name, payload, deviation, random)),
         };)*
@@ -38,52 +42,30 @@ macro_rules! blocks {
 }
 
 blocks! {
-    Q4_0: 2, 4;
-    Q4_1: 3, 4;
-    Q5_0: 6, 5;
-    Q5_1: 7, 5;
-    Q8_0: 8, 8;
-    Q2_K: 10, 2;
-    Q3_K: 11, 3;
-    Q4_K: 12, 4;
-    Q5_K: 13, 5;
-    Q6_K: 14, 6;
-    IQ4_NL: 20, 4;
-    IQ4_XS: 23, 4;
-    TQ1_0: 34, 2;
-    TQ2_0: 35, 2;
-    MXFP4: 39, 4;
-    PQ2_0: 142, 2;
-    PTQ1_0: 143, 2;
-}
-
-fn no_planes(name: &str) -> Result<Planes> {
-    bail!(UnsupportedTensorType, "{name} has no device layout")
+    Q4_0: 2, 4, Nib4, nibbles;
+    Q4_1: 3, 4, Q41, codes;
+    Q5_0: 6, 5, Q50, codes;
+    Q5_1: 7, 5, Q51, codes;
+    Q8_0: 8, 8, I8Group, bytes;
+    Q2_K: 10, 2, Q2K, codes;
+    Q3_K: 11, 3, Q3K, codes;
+    Q4_K: 12, 4, Q4K, codes;
+    Q5_K: 13, 5, Q5K, codes;
+    Q6_K: 14, 6, Q6K, codes;
+    IQ4_NL: 20, 4, Iq4Nl, codes;
+    IQ4_XS: 23, 4, Iq4Xs, codes;
+    TQ1_0: 34, 2, Tq2, codes;
+    TQ2_0: 35, 2, Tq2, codes;
+    MXFP4: 39, 4, Mxfp4, codes;
+    PQ2_0: 142, 2, Pq2, codes;
+    PTQ1_0: 143, 2, Pq2, codes;
 }
 
 /// Errors: `NonFinite` with row and block for a scale that is not a finite number.
 fn verify(block: &'static Block, payload: &Payload) -> Result<()> {
     for row in 0..payload.rows {
         for (index, bytes) in payload.row(0, row)?.chunks_exact(block.bytes).enumerate() {
-            check_scales(block, bytes).map_err(|err| err.context(format!("row {row}, block {index}")))?;
-        }
-    }
-    Ok(())
-}
-
-/// Errors: `NonFinite` for a scale that is not a finite number.
-fn check_scales(block: &Block, bytes: &[u8]) -> Result<()> {
-    let (first, second) = match block.scale {
-        Scale::Half(at) => (at, None),
-        Scale::HalfAndMinimum(at, second) | Scale::HalfAndOffset(at, second) => (at, Some(second)),
-        // 255 means NaN.
-        Scale::Power(at) if bytes[at] == u8::MAX => bail!(NonFinite, "the scale is NaN"),
-        Scale::Power(_) => return Ok(()),
-    };
-    for at in std::iter::once(first).chain(second) {
-        let scale = f16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        if !scale.is_finite() {
-            bail!(NonFinite, "a scale is {scale}");
+            blocks::check_scales(block, bytes).map_err(|err| err.context(format!("row {row}, block {index}")))?;
         }
     }
     Ok(())
@@ -104,7 +86,14 @@ fn fill_random(block: &'static Block, payload: &mut [u8], deviation: f64, random
 
 /// Sets the scale of a block, and its second scale so that the mean of the weights is about 0.
 fn set_scale(block: &Block, bytes: &mut [u8], scale: f64) {
-    let mut put = |at: usize, value: f64| bytes[at..at + 2].copy_from_slice(&f16::from_f64(value).to_le_bytes());
+    let mut put = |at: usize, value: f64| {
+        let mut half = f16::from_f64(value);
+        if half.to_bits() & 0x7fff == 0 {
+            // The smallest scale, so that not all weights are 0.
+            half = f16::from_bits(half.to_bits() | 1);
+        }
+        bytes[at..at + 2].copy_from_slice(&half.to_le_bytes());
+    };
     let mean = f64::from((1u32 << block.code_bits()) - 1) / 2.0;
     match block.scale {
         Scale::Half(at) => put(at, scale),
@@ -116,13 +105,14 @@ fn set_scale(block: &Block, bytes: &mut [u8], scale: f64) {
             put(at, scale);
             put(offset, scale * mean);
         }
-        Scale::Power(at) => bytes[at] = (128.0 + scale.log2().round()).clamp(2.0, 250.0) as u8,
+        Scale::Power(at) => bytes[at] = (128.0 + scale.abs().log2().round()).clamp(2.0, 250.0) as u8,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::planes::{Amount, Origin, Source};
     use crate::dtype::{Dtype, Size};
     use crate::error::Kind;
 
@@ -157,6 +147,15 @@ mod tests {
                 let mut payload = good.clone();
                 payload[block.bytes * 4 + at..][..bad.len()].copy_from_slice(bad);
                 let err = dtype.verify_scales(&payload, 2, block.weights * 3).unwrap_err();
+                assert_eq!(err.kind, Kind::NonFinite);
+                assert!(err.message.contains("row 1, block 1"), "{err}");
+                let source = Source::open(dtype, &payload, 2, block.weights * 3).unwrap();
+                let mut out = vec![0; source.record_bytes(&(0..2))];
+                let origin = Origin {
+                    first: 0,
+                    before: Amount::default(),
+                };
+                let err = source.records(origin, 0..2, &mut out).unwrap_err();
                 assert_eq!(err.kind, Kind::NonFinite);
                 assert!(err.message.contains("row 1, block 1"), "{err}");
             }

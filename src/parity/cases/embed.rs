@@ -52,7 +52,7 @@ impl Embed {
         Embed {
             dtype,
             rows,
-            cols,
+            cols: cols.next_multiple_of(dtype.row_multiple()),
             values: Values::PLAIN,
             limit: WHOLE,
         }

@@ -201,7 +201,7 @@ impl Linear {
             kernel,
             masked: false,
             parts: vec![(dtype, rows); if is_pair(kernel) { 2 } else { 1 }],
-            cols,
+            cols: cols.next_multiple_of(dtype.row_multiple()),
             tokens: if is_matmul(kernel) { vec![3] } else { vec![1] },
             norm: true,
             bias: false,

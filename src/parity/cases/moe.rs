@@ -125,6 +125,7 @@ fn cut(moe: &mut Moe) {
 fn add_case(table: &mut Table, what: &str, part: Part, dtype: Dtype, change: impl FnOnce(&mut Moe)) {
     let mut moe = Moe::plain(part, dtype);
     change(&mut moe);
+    moe.cols = moe.cols.next_multiple_of(dtype.row_multiple());
     let mut name = part.kernel.spec().name.to_string();
     if part.weights != Weights::None {
         name += &format!(".{} {}x{}", dtype.name(), moe.outputs, moe.cols);

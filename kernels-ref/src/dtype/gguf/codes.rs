@@ -70,7 +70,7 @@ impl Codes {
                     for (w, code) in here.iter_mut().enumerate() {
                         // The digits before this one are the upper ones; the product keeps those from this one on.
                         let from = block[run.at + w % run.run].wrapping_mul(3u8.pow((w / run.run) as u32));
-                        *code = (u16::from(from) * 3 >> 8) as u8;
+                        *code = ((u16::from(from) * 3) >> 8) as u8;
                     }
                     rest = after;
                 }
