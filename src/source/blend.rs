@@ -141,6 +141,10 @@ impl Tensors for BlendView {
         }
     }
 
+    fn has_tiled_columns(&self, id: TensorId) -> bool {
+        !self.blended.contains_key(&id) && self.backbone.has_tiled_columns(id)
+    }
+
     fn masks(&self) -> Option<&Masks> {
         self.backbone.masks()
     }
