@@ -1,7 +1,7 @@
 //! Models that run from the files they were published in: the golden models from their directories, and the same networks from
 //! GGUF files, on the host and on the device.
 
-use crate::build::{Block, Gguf, MODELS, fixture, gguf_of, run, source_values};
+use crate::build::{Block, Gguf, MODELS, Meta, fixture, gguf_of, run, source_values};
 use crate::golden::{Recorded, described};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::gpu::{Device, DeviceOptions, adapters};
@@ -336,4 +336,19 @@ fn heads_that_are_no_whole_blocks_stay_in_their_order() {
         // The container has vectors in f16.
         assert!(worst < 20.0 * TOLERANCE, "{worst}");
     }
+}
+
+/// A rotation that is not undone would give nonsense.
+#[test]
+fn rotated_weights_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let mut file = as_gguf("llama_tied");
+    file.set("prism.hadamard.version", Meta::U32(1));
+    write(file, 1, halves, &path);
+    let err = source::open(&path).map(|_| ()).unwrap_err();
+    assert!(
+        err.kind == Kind::UnsupportedFeature && err.message.contains("'prism.hadamard.version'"),
+        "{err}"
+    );
 }

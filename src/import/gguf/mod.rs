@@ -32,6 +32,9 @@ const SAMPLING: [(&str, &str); 5] = [
     ("penalty_repeat", "repetition_penalty"),
 ];
 
+/// Prefix of the keys that describe a rotation of the weights. Without it they would be misread, so no such key is ignored.
+const ROTATION: &str = "prism.hadamard.";
+
 /// The gate projections of all experts of a layer, and the tensor with gate and up projections that some files have instead.
 const EXPERT_GATES: &str = "ffn_gate_exps.weight";
 const EXPERT_GATES_AND_UPS: &str = "ffn_gate_up_exps.weight";
@@ -48,6 +51,7 @@ impl Source {
     /// The model in the files.
     pub fn model(&self) -> Result<Model> {
         let metadata = self.0.metadata();
+        refuse_rotated(metadata)?;
         let Some(name) = metadata.string("general.architecture")? else {
             bail!(UnsupportedModel, "metadata key 'general.architecture' is missing");
         };
@@ -125,6 +129,19 @@ impl Source {
             }
         }
         Ok(found)
+    }
+}
+
+/// Errors: `UnsupportedFeature` for a file whose weights are stored in a rotated basis.
+fn refuse_rotated(metadata: &Metadata) -> Result<()> {
+    let mut rotated: Vec<&str> = metadata.keys().filter(|key| key.starts_with(ROTATION)).collect();
+    rotated.sort_unstable();
+    match rotated.first() {
+        Some(key) => bail!(
+            UnsupportedFeature,
+            "metadata key '{key}': the weights are rotated by a Hadamard transform, which is not supported"
+        ),
+        None => Ok(()),
     }
 }
 
