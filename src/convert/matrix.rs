@@ -340,7 +340,19 @@ impl<'a> Matrix<'a> {
                 let values = slice(bytes, first * cols, out.len(), float.bytes())?;
                 float.decode(values, out)
             })),
-            Encoding::Blocks(dtype) | Encoding::Container(dtype) => {
+            Encoding::Blocks(dtype) => Ok(Box::new(move |first, out| {
+                let wanted = out.len() / cols.max(1);
+                let row_bytes = dtype.row_bytes(cols).ok_or_else(|| past(first))?;
+                let blocks = slice(bytes, first, wanted, row_bytes)?;
+                if wanted == 0 || wanted * cols != out.len() {
+                    return Err(past(first));
+                }
+                let decoder = dtype.decoder(blocks, wanted, cols)?;
+                let rows = out.chunks_exact_mut(cols).enumerate();
+                rows.for_each(|(row, out)| decoder.row(row, out));
+                Ok(())
+            })),
+            Encoding::Container(dtype) => {
                 let decoder = dtype.decoder(bytes, rows, cols)?;
                 Ok(Box::new(move |first, out| {
                     let wanted = out.len() / cols.max(1);
