@@ -161,12 +161,8 @@ fn tensor_records() {
         ),
         (|t| t.kind = 42, Kind::UnsupportedTensorType, "42 (Q2_0)"),
         (|t| t.kind = 42, Kind::UnsupportedTensorType, "64 and of 128 weights"),
-        (
-            |t| t.kind = 143,
-            Kind::Parse,
-            "PTQ1_0 needs rows of whole blocks of 128",
-        ),
-        (|t| t.kind = 142, Kind::Parse, "PQ2_0 needs rows of whole blocks of 128"),
+        (|t| t.kind = 40, Kind::UnsupportedTensorType, "40 (NVFP4)"),
+        (|t| t.kind = 41, Kind::UnsupportedTensorType, "41 (Q1_0)"),
         (|t| t.kind = 4, Kind::UnsupportedTensorType, "4 (an unknown type)"),
         (|t| t.kind = u32::MAX, Kind::UnsupportedTensorType, "4294967295"),
         (
