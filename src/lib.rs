@@ -1,4 +1,4 @@
-//! Runs language models from CMF files on any GPU through wgpu compute shaders.
+//! Runs language models from CMF and GGUF files and Hugging Face directories on any GPU, through wgpu compute shaders.
 //!
 //! Load a model, send it a conversation, and receive the text while it is generated:
 //!
@@ -47,6 +47,7 @@ pub use notice::Notice;
 pub use options::{AnswerOptions, LoadOptions};
 
 mod budget;
+mod import;
 mod notice;
 
 // The parts below are public for the command line, tests, fuzz targets and benchmarks. They change without notice.

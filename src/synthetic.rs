@@ -5,7 +5,7 @@ mod shapes;
 use crate::dtype::encode::storage_dtype;
 use crate::dtype::{Dtype, Size};
 use crate::error::{Result, bail};
-use crate::source::{Arch, TensorId, TensorInfo, Tensors};
+use crate::source::{Arch, Stored, TensorId, TensorInfo, Tensors};
 use half::f16;
 use rayon::prelude::*;
 use shapes::Role;
@@ -73,11 +73,12 @@ impl Tensors for Synthetic {
         self.by_name.get(name).copied()
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
         let (Some(info), Some(&class)) = (self.infos.get(id), self.class_of.get(id)) else {
             bail!(Usage, "there is no tensor {id}");
         };
-        Ok(self.payloads[class].get_or_init(|| payload(info, class as u64)))
+        let bytes = self.payloads[class].get_or_init(|| payload(info, class as u64));
+        Ok(Stored::new(info, bytes))
     }
 
     fn release(&self, _: TensorId) {}
@@ -142,7 +143,8 @@ mod tests {
             let info = &model.infos()[id];
             assert_eq!(info.dtype, dtype);
             let (rows, cols) = info.rows_cols();
-            let decoder = dtype.decoder(model.bytes(id).unwrap(), rows, cols).unwrap();
+            let stored = model.stored(id).unwrap();
+            let decoder = stored.decoder().unwrap();
             let mut row = vec![0.0; cols];
             decoder.row(rows / 2, &mut row);
             let squares: f64 = row.iter().map(|&v| f64::from(v).powi(2)).sum();

@@ -132,17 +132,17 @@ fn main() {
     }
 
     let gguf = gguf();
-    add("gguf", &gguf.bytes());
+    ["gguf", "source"].iter().for_each(|target| add(target, &gguf.bytes()));
     let mut plain = gguf.clone();
     plain.metadata.retain(|(key, _)| !key.starts_with("tokenizer."));
-    add("gguf", &plain.bytes());
+    ["gguf", "source"].iter().for_each(|target| add(target, &plain.bytes()));
     let mut pieces = gguf.clone();
     pieces.set("tokenizer.ggml.model", Meta::Str("llama".into()));
     pieces.set(
         "tokenizer.ggml.scores",
         Meta::F32s((0..8).map(|i| -(i as f32)).collect()),
     );
-    add("gguf", &pieces.bytes());
+    ["gguf", "source"].iter().for_each(|target| add(target, &pieces.bytes()));
 
     add("cmf", &raw::sample().build());
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,5 @@
-// Products with signed bytes, for i8.wgsl and i8_col.wgsl.
+// Products with signed bytes, for i8.wgsl, i8_col.wgsl and i8_group.wgsl.
 // Needs: vector.wgsl, weights.wgsl; `codes` [rows, 2*groups vectors].
-fn group_scale(row: Row, group: u32) -> f32 { return 1.0; }
 
 fn group_dot(row: Row, group: u32, x: X32, sum: f32) -> f32 {
     let w = codes[row.code + group * 2u];

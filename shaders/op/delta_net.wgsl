@@ -73,6 +73,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let key_head = head / params.heads_per_key;
     let head_in_group = head % params.heads_per_key;
     let key_heads = params.value_heads / params.heads_per_key;
+    // Tiled order: the first value head of every key head, then the second of each.
+    let y_head = select(head, head_in_group * key_heads + key_head, params.y_tiled != 0u);
     // 1. As a factor it makes loop bounds depend on a storage buffer, see groups_of_run in matmul.wgsl.
     let one = min(batch.count, 1u);
     let key_vectors = params.key_vectors * one;
@@ -163,7 +165,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             }
             let scale = 1.0 / sqrt(sum / f32(4u * params.value_vectors) + params.eps);
             let g = proj[token + z];
-            y[c * params.y_stride + head * params.value_vectors + thread] = output * scale * norm[thread] * g * sigmoid(g);
+            y[c * params.y_stride + y_head * params.value_vectors + thread] = output * scale * norm[thread] * g * sigmoid(g);
         }
     }
 }

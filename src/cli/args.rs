@@ -1,7 +1,7 @@
 //! Flags that several commands share, and the parsing of their values.
 
 use super::context::Context;
-use super::model::ModelArgs;
+use super::model::{ModelArgs, QuantArgs, open_as};
 use super::output::{Output, size};
 use super::overlay::{self, OverlayArgs};
 use clap::Args;
@@ -69,6 +69,8 @@ pub struct LoadArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
+    pub quant: QuantArgs,
+    #[command(flatten)]
     pub device: DeviceArgs,
     #[command(flatten)]
     pub task: TaskArgs,
@@ -77,6 +79,11 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
+    /// Opens the model that is given. Errors: as [`open_as`].
+    pub fn open(&self) -> Result<ModelSource> {
+        open_as(&self.model.path()?, self.quant)
+    }
+
     /// The library's options, with speculation off and without skills.
     pub fn options(&self) -> LoadOptions {
         self.device.options().task(self.task.choice())
@@ -129,6 +136,7 @@ fn kv(text: &str) -> Result<Kv, String> {
 
 /// Loads a model with a progress bar, and prints the device, the skills and the task. The first Ctrl-C cancels it.
 pub fn load(source: ModelSource, options: &LoadOptions, context: &mut Context) -> Result<Engine> {
+    context.out.notices(&source.notes);
     let engine = context.cancellable("loading", |progress| Engine::open(source, options, progress))?;
     announce(engine.device_report(), engine.load_s(), &context.out);
     overlay::announce(&engine, &context.out);

@@ -4,17 +4,17 @@ mod print;
 
 use super::args::whole;
 use super::context::{Context, Result};
-use super::model::{ModelArgs, open_cmf};
+use super::model::{ModelArgs, QuantArgs, open_as, open_file};
 use super::{mask, skill};
 use cmf_gpu::engine::{AUTO_DRAFTS, sampling_defaults, stop_tokens};
-use cmf_gpu::format::cmf::{CmfContainer, Payload};
+use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::format::hash64;
 use cmf_gpu::gpu::MAX_BINDING;
 use cmf_gpu::graph::Measured;
 use cmf_gpu::lm::{ExpertOptions, LowerOptions, Plan, lower};
 use cmf_gpu::model::{self, FeedForward, HeadInput, Layer, Model};
 use cmf_gpu::options::{DEFAULT_CTX, Kv};
-use cmf_gpu::source::{SamplingDefaults, SkillView, TensorInfo, Tensors};
+use cmf_gpu::source::{ModelSource, Place, SamplingDefaults, TensorInfo, Tensors};
 use cmf_gpu::text::Tokenizer;
 use cmf_gpu::{Error, Kind};
 use serde_json::{Value, json};
@@ -27,6 +27,8 @@ const CHUNK: u32 = 256;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    quant: QuantArgs,
     /// Lists every tensor
     #[arg(long)]
     tensors: bool,
@@ -45,16 +47,20 @@ pub struct Args {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = open_cmf(&args.model.path()?)?;
-    let object = describe(&container, &args);
+    let path = args.model.path()?;
+    let source = match args.quant.quant {
+        Some(_) => open_as(&path, args.quant)?,
+        None => open_file(&path)?,
+    };
+    let object = describe(&source, &args)?;
     let lines = print::lines(&object);
     context.answer(object, lines)
 }
 
-fn describe(container: &CmfContainer, args: &Args) -> Value {
-    let header = container.header();
-    let infos = container.infos();
-    let planned = planned(container, args.ctx);
+fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
+    let ModelSource { arch, text, cmf, .. } = source;
+    let infos = source.tensors.infos();
+    let planned = planned(source, args.ctx);
     let model = planned.as_ref().ok().map(|planned| &planned.model);
     let mut layers: BTreeMap<&str, usize> = BTreeMap::new();
     for layer in model.iter().flat_map(|model| &model.layers) {
@@ -64,47 +70,54 @@ fn describe(container: &CmfContainer, args: &Args) -> Value {
     for info in infos {
         *bytes_by_dtype.entry(info.dtype.name()).or_default() += info.nbytes;
     }
-    let shards = container.shard_paths().iter().map(|path| path.display().to_string());
-    let config = &header.tokenizer_config;
+    let shards = source.files.iter().map(|path| path.display().to_string());
     // The tokenizer decides which tokens are special, so the stop tokens are unknown if it is invalid.
-    let tokenizer = container.tokenizer_json().map(Tokenizer::from_json).transpose();
-    let (eos, vocab) = (&config.eos_token_ids, header.arch.vocab_size);
-    let stops = tokenizer.map(|tokenizer| stop_tokens(eos, vocab, tokenizer.as_ref()));
+    let tokenizer = text.tokenizer_json().map(Tokenizer::from_json).transpose();
+    let stops = tokenizer.map(|tokenizer| stop_tokens(&text.eos_token_ids, arch.vocab_size, tokenizer.as_ref()));
+    let unused = planned.iter().flat_map(|planned| &planned.unused);
+    let unused: Vec<&String> = unused.chain(&source.dropped).collect();
     let elements: u64 = infos.iter().map(|info| info.shape.iter().product::<u64>()).sum();
     let mut object = json!({
-        "format": "cmf-v2",
-        "bytes": container.file_bytes(),
-        "arch": container.header_json().get("arch"),
-        "quant_type": header.quant_type,
+        "format": source.format,
+        "bytes": source.file_bytes()?,
+        "arch": match cmf {
+            Some(container) => container.header_json().get("arch").cloned(),
+            None => serde_json::to_value(arch).ok(),
+        },
+        "quant_type": cmf.as_ref().and_then(|container| container.header().quant_type.clone()),
         "params": planned.as_ref().map_or_else(|_| elements, |planned| planned.parameters),
         "runs": planned.is_ok(),
         "reason": planned.as_ref().err().map(ToString::to_string),
         "layers": layers,
         "tensor_count": infos.len(),
         "bytes_by_dtype": bytes_by_dtype,
-        "tokenizer": container.tokenizer_json().map(|bytes| json!({"bytes": bytes.len()})),
-        "template": template(config.chat_template.as_deref()),
-        "eos_token_ids": config.eos_token_ids,
+        "tokenizer": text.tokenizer_json().map(|bytes| json!({"bytes": bytes.len()})),
+        "template": template(text.chat_template.as_deref()),
+        "eos_token_ids": text.eos_token_ids,
         "stop_token_ids": stops.ok(),
-        "bos_token_id": config.bos_token_id,
-        "pad_token_id": config.pad_token_id,
-        "sampling": sampling(&header.provenance),
-        "masks": mask::describe(container),
-        "skills": skill::describe(container),
+        "bos_token_id": text.bos_token_id,
+        "pad_token_id": text.pad_token_id,
+        "sampling": sampling(&text.sampling),
+        "masks": cmf.as_ref().map_or_else(Vec::new, |container| mask::describe(container)),
+        "skills": cmf.as_ref().map_or_else(Vec::new, |container| skill::describe(container)),
         "shards": shards.collect::<Vec<_>>(),
-        "index": index(container),
-        "mtp": header.arch.mtp,
+        "index": cmf.as_ref().map_or(Value::Null, |container| index(container)),
+        "mtp": arch.mtp,
         "draft_head": model.map(|model| model.mtp.is_some()),
-        "moe": header.arch.moe,
+        "moe": arch.moe,
         "experts_per_layer": model.and_then(experts),
-        "unused": planned.as_ref().map_or(&[][..], |planned| &planned.unused),
+        "unused": unused,
+        "notes": source.notes,
         "memory": planned.as_ref().ok().map(|planned| memory(&planned.plan)),
-        "provenance": header.provenance,
+        "provenance": source.provenance,
     });
     if args.tensors {
-        object["tensors"] = infos.iter().zip(container.payloads()).map(tensor).collect();
+        let tensors = infos.iter().enumerate();
+        object["tensors"] = tensors
+            .map(|(id, info)| tensor(info, source.tensors.place(id)))
+            .collect();
     }
-    object
+    Ok(object)
 }
 
 /// A model that can run.
@@ -117,13 +130,13 @@ struct Planned {
     unused: Vec<String>,
 }
 
-fn planned(container: &CmfContainer, ctx: Option<u32>) -> Result<Planned> {
-    if container.is_skill_file() {
+fn planned(source: &ModelSource, ctx: Option<u32>) -> Result<Planned> {
+    if source.cmf.as_ref().is_some_and(|container| container.is_skill_file()) {
         let message = "this file is a skill; it cannot run without its base model";
         return Err(Error::new(Kind::SkillFile, message));
     }
-    let backbone = SkillView::new(container, container.skills(), None)?;
-    let model = model::bind(&container.header().arch, &backbone)?;
+    let backbone = source.with_skill(None)?;
+    let model = model::bind(&source.arch, &backbone)?;
     let unused = model.unused.iter();
     Ok(Planned {
         plan: plan(&model, &backbone, ctx)?,
@@ -142,8 +155,8 @@ fn template(source: Option<&str>) -> Value {
     }
 }
 
-fn sampling(provenance: &Value) -> Value {
-    let sampling = sampling_defaults(&SamplingDefaults::of(provenance));
+fn sampling(defaults: &SamplingDefaults) -> Value {
+    let sampling = sampling_defaults(defaults);
     json!({
         "temperature": short(sampling.temperature),
         "top_k": sampling.top_k,
@@ -213,15 +226,15 @@ fn short(value: f32) -> Option<f64> {
     value.to_string().parse().ok()
 }
 
-fn tensor((info, payload): (&TensorInfo, &Payload)) -> Value {
+fn tensor(info: &TensorInfo, place: Option<Place>) -> Value {
     json!({
         "name": info.name,
         "dtype": info.dtype.name(),
         "shape": info.shape,
-        "offset": payload.offset,
+        "offset": place.map(|place| place.offset),
         "nbytes": info.nbytes,
-        "hash": format!("{:016x}", payload.hash),
-        "shard": payload.shard,
+        "hash": place.and_then(|place| place.hash).map(|hash| format!("{hash:016x}")),
+        "shard": place.map(|place| place.file),
     })
 }
 

@@ -33,7 +33,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     let tokens = &args.tokens.0;
-    let source = model::open(&args.load.model.path()?)?;
+    let source = args.load.open()?;
     let skills = args.check(&source)?;
     // Opened now, so that an error comes before the model is loaded.
     let out = OutFile::create(&args.out, source.files.iter().map(PathBuf::as_path))?;

@@ -2,8 +2,10 @@
 
 use super::context::{Result, usage};
 use clap::Args;
+use cmf_gpu::convert::{Options, quantised};
+use cmf_gpu::dtype::Dtype;
 use cmf_gpu::format::cmf::CmfContainer;
-use cmf_gpu::source::{self, ModelSource};
+use cmf_gpu::source::{self, Format, ModelSource};
 use cmf_gpu::{Error, Kind};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ pub const ENVIRONMENT: &str = "CMF_GPU_MODEL";
 /// The model, by position or by flag.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// A .cmf file; any one of the files if the model has several
+    /// A .cmf or .gguf file, any one of the files if the model has several, or a Hugging Face directory
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -56,7 +58,7 @@ impl ModelArgs {
 /// The model and a text: both by position, or only the text when the model comes from the flag or the environment.
 #[derive(Args)]
 pub struct ModelAndText {
-    /// A .cmf file; left out with -m
+    /// A .cmf or .gguf file or a Hugging Face directory; left out with -m
     #[arg(value_name = "MODEL", required = true)]
     first: Option<OsString>,
     /// The text, or the token ids
@@ -91,28 +93,69 @@ pub fn known_tokens(tokens: &[u32], source: &ModelSource) -> Result<()> {
     }
 }
 
+/// The file of a directory that describes its model.
+const CONFIG: &str = "config.json";
+
 /// Most models that a hint lists.
 const HINTS: usize = 5;
+
+/// The types in which a model is loaded.
+#[derive(Args, Clone, Copy, Default)]
+pub struct QuantArgs {
+    /// Quantises the matrices of a Hugging Face directory or a GGUF file to this type while loading, as convert does [default:
+    /// the types of the file]
+    #[arg(long, value_parser = super::convert::quant)]
+    pub quant: Option<Dtype>,
+}
 
 /// Opens a model. Errors: as [`source::open`]; for a missing file with a hint.
 pub fn open(path: &Path) -> Result<ModelSource> {
     source::open(path).map_err(|err| hinted(err, path))
 }
 
-/// Opens a CMF file. Errors: as [`CmfContainer::open`]; for a missing file with a hint.
+/// Opens a model in these types. Errors: as [`source::open`] and [`quantised`]; for a missing file with a hint.
+pub fn open_as(path: &Path, quant: QuantArgs) -> Result<ModelSource> {
+    match quant.quant {
+        Some(quant) => quantised(path, Options::new(quant)).map_err(|err| hinted(err, path)),
+        None => open(path),
+    }
+}
+
+/// Opens a model, or a file that holds a skill. Errors: as [`source::open_file`]; for a missing file with a hint.
+pub fn open_file(path: &Path) -> Result<ModelSource> {
+    source::open_file(path).map_err(|err| hinted(err, path))
+}
+
+/// Opens a CMF file. Errors: `UnsupportedFeature` for a model in another format; as [`CmfContainer::open`]; for a missing file
+/// with a hint.
 pub fn open_cmf(path: &Path) -> Result<CmfContainer> {
+    require_cmf(path)?;
     CmfContainer::open(path).map_err(|err| hinted(err, path))
+}
+
+/// Errors: `UnsupportedFeature` for a model in another format than CMF.
+fn require_cmf(path: &Path) -> Result<()> {
+    let format = match Format::of(path) {
+        Ok(Format::Gguf) => "a GGUF file",
+        Ok(Format::HuggingFace) if !path.is_dir() || path.join(CONFIG).is_file() => "a Hugging Face model",
+        _ => return Ok(()),
+    };
+    let path = path.display();
+    let message = format!("{path}: {format}, and this needs a CMF file; `cmf-gpu convert` makes one");
+    Err(Error::new(Kind::UnsupportedFeature, message))
 }
 
 fn hinted(err: Error, path: &Path) -> Error {
     match err.kind {
-        Kind::Io => require_file(path).err().unwrap_or(err),
+        // A directory that is a model by its configuration lacks something else.
+        Kind::Io if !path.join(CONFIG).is_file() => require_file(path).err().unwrap_or(err),
         _ => err,
     }
 }
 
-/// Errors: `Io` for a directory or a missing file, with a hint.
+/// Errors: `Io` for a directory or a missing file, with a hint; `UnsupportedFeature` for a model in another format than CMF.
 pub fn require_file(path: &Path) -> Result<()> {
+    require_cmf(path)?;
     if path.is_dir() {
         return Err(not_a_model(path, "a directory, expected a model file", path));
     }
@@ -144,10 +187,7 @@ fn not_a_model(path: &Path, problem: &str, dir: &Path) -> Error {
     models.sort();
     let dir = dir.display();
     let hint = match models.len() {
-        0 if path.join("config.json").is_file() => {
-            format!("`cmf-gpu convert {dir} -o model.cmf` converts it to a model file")
-        }
-        0 => format!("there is no .cmf file in {dir}; `cmf-gpu convert` makes one"),
+        0 => format!("there is no .cmf or .gguf file in {dir}"),
         count => {
             models.truncate(HINTS);
             let more = if count > HINTS { ", ..." } else { "" };
@@ -159,7 +199,7 @@ fn not_a_model(path: &Path, problem: &str, dir: &Path) -> Error {
 
 /// Whether a name belongs to a model in one file, or to the first of several files.
 fn is_whole_or_first(name: &str) -> bool {
-    let Some(stem) = name.strip_suffix(".cmf") else {
+    let Some(stem) = name.strip_suffix(".cmf").or_else(|| name.strip_suffix(".gguf")) else {
         return false;
     };
     let number = |text: &str| text.parse::<u32>().ok();
@@ -176,14 +216,15 @@ mod tests {
 
     #[test]
     fn only_the_first_file_of_a_sharded_model_is_offered() {
-        let whole = ["m.cmf", "m-of-2.cmf", "best-of-breed.cmf", "a-b-of-3.cmf"];
+        let whole = ["m.cmf", "m.gguf", "m-of-2.cmf", "best-of-breed.cmf", "a-b-of-3.cmf"];
         for name in whole.into_iter().chain(["m-00001-of-00003.cmf"]) {
             assert!(is_whole_or_first(name), "{name}");
         }
         for name in [
             "m-00002-of-00003.cmf",
             "m-3-of-3.cmf",
-            "m.gguf",
+            "m-00002-of-00003.gguf",
+            "m.safetensors",
             "cmf",
             ".cmf-x.partial",
         ] {

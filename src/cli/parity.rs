@@ -3,7 +3,6 @@
 
 use super::args::LoadArgs;
 use super::context::{Context, Result, checked, unless_cancelled, usage};
-use super::model as models;
 use super::overlay::{BLEND_HELP, SKILL_HELP};
 use cmf_gpu::engine::{check_budget, find_mask, open_device, overlaid, resolve_task};
 use cmf_gpu::gpu::Device;
@@ -47,7 +46,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     if path.is_none() && options.overlay != Overlay::Backbone {
         return Err(usage("a skill needs a MODEL"));
     }
-    let source = path.as_deref().map(models::open).transpose()?;
+    let source = path.is_some().then(|| args.load.open()).transpose()?;
     let (device, notice) = open_device(&options)?;
     let device = device.ok_or_else(|| {
         let message = "parity compares a device with the CPU reference, and there is no device";

@@ -8,7 +8,6 @@
 use super::args::{self, LoadArgs, whole};
 use super::context::{Context, Result, unless_cancelled, usage};
 use super::file::read_text;
-use super::model;
 use cmf_gpu::source::ModelSource;
 use cmf_gpu::{Engine, Error, Kind, LoadOptions};
 use serde_json::json;
@@ -128,9 +127,9 @@ pub fn tokens(engine: &Engine, text: &str, file: &Path) -> Result<Vec<u32>> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let path = args.load.model.path()?;
+    args.load.model.path()?;
     let text = read_text(&args.file)?;
-    let source = model::open(&path)?;
+    let source = args.load.open()?;
     let skills = args.load.overlay.choice(&source)?;
     let task = args.load.task.choice();
     let mut options = skills.first(args.load.options());

@@ -66,7 +66,7 @@ enum Request {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     // Before the user types a prompt.
-    let source = model::open(&args.load.model.path()?)?;
+    let source = args.load.open()?;
     let prompt = match request(&args, context)? {
         Request::Answer(prompt) => Some(prompt),
         Request::Chat if context.out.json => return Err(usage("--json needs a prompt; a chat is not one object")),

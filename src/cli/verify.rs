@@ -1,7 +1,7 @@
-//! `verify`: checks every hash of a file, that every weight is a finite number, and the signature if there is one.
+//! `verify`: checks every hash of a model, that every weight is a finite number, and the signature if there is one.
 
-use super::context::{Context, Result, checked, usage};
-use super::model::{ModelArgs, open_cmf};
+use super::context::{Context, Result, checked};
+use super::model::{ModelArgs, open_file};
 use super::output::{Output, error_line, size};
 use cmf_gpu::format::cmf::{CmfContainer, Failure, VerifyReport};
 use cmf_gpu::source::ModelSource;
@@ -23,20 +23,22 @@ fn pubkey(text: &str) -> Result<PublicKey, String> {
     PublicKey::from_hex(text).map_err(|err| err.message)
 }
 
-/// Checks hashes and weights with a progress bar.
-fn verified(container: &CmfContainer, out: &Output) -> VerifyReport {
+/// Checks hashes and weights with a progress bar. Errors: as [`ModelSource::verify`].
+fn verified(source: &ModelSource, out: &Output) -> Result<VerifyReport> {
     let mut bar = out.progress("verifying", true);
-    container.verify(&mut |done, total| bar.set(done, total))
+    source.verify(&mut |done, total| bar.set(done, total))
 }
 
 /// Checks hashes, weights and signature. Errors: the first failure, with the number of others.
 pub fn sound(source: &ModelSource, out: &Output) -> Result<()> {
-    let Some(container) = &source.cmf else {
-        return Err(usage("--verify: only CMF files have checksums"));
-    };
-    let report = verified(container, out);
+    let report = verified(source, out)?;
     match report.failures.as_slice() {
-        [] => sign::check(container.shard_paths(), None, &mut |_, _| ControlFlow::Continue(())).map(drop),
+        [] => match &source.cmf {
+            Some(container) => {
+                sign::check(container.shard_paths(), None, &mut |_, _| ControlFlow::Continue(())).map(drop)
+            }
+            None => Ok(()),
+        },
         [only] => Err(only.error.clone()),
         [Failure { error, .. }, rest @ ..] => {
             let message = format!("{}; and {} more", error.message, rest.len());
@@ -46,11 +48,19 @@ pub fn sound(source: &ModelSource, out: &Output) -> Result<()> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
-    let container = open_cmf(&args.model.path()?)?;
-    let mut report = verified(&container, &context.out);
-    let signature = signature(&container, &args, &mut report, context)?;
+    let source = open_file(&args.model.path()?)?;
+    if args.pubkey.is_some() && source.cmf.is_none() {
+        let message = format!("{} files have no signatures, only CMF files do", source.format);
+        return Err(Error::new(Kind::UnsupportedFeature, message));
+    }
+    let mut report = verified(&source, &context.out)?;
+    let signature = match &source.cmf {
+        Some(container) => signature(container, &args, &mut report, context)?,
+        None => Value::Null,
+    };
     context.out.notices(&report.notes);
-    context.answer(json(&report, &signature), [summary(&report, &signature)])?;
+    let object = json(source.format, &report, &signature);
+    context.answer(object, [summary(&report, &signature)])?;
     for failure in &report.failures {
         error_line(failure.error.kind, &failure.error.message);
     }
@@ -83,12 +93,13 @@ fn signature(container: &CmfContainer, args: &Args, report: &mut VerifyReport, c
     }
 }
 
-fn json(report: &VerifyReport, signature: &Value) -> Value {
+fn json(format: &str, report: &VerifyReport, signature: &Value) -> Value {
     let failures = report.failures.iter().map(
         |Failure { subject, error }| json!({"subject": subject, "kind": error.kind.name(), "message": error.message}),
     );
     json!({
         "ok": report.ok(),
+        "format": format,
         "tensors": report.tensors,
         "bytes": report.bytes,
         "failures": failures.collect::<Vec<_>>(),

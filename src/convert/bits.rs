@@ -1,16 +1,15 @@
 //! The bit widths of vbit rows across tensors: the experts of one layer and projection share a budget.
 
-use super::model::Tensor;
 use super::names::Expert;
 use super::options::Options;
 use super::plan::mean_bits;
 use crate::dtype::Dtype;
 use crate::dtype::encode::{amplitudes, spread};
 use crate::error::Result;
+use crate::import::Tensor;
 use std::collections::HashMap;
 
-/// The widths of the tensors that were not asked for yet. Tensors that share a budget are read when the first of them is asked
-/// for.
+/// The widths of tensors. Those that share a budget are read when the first of them is asked for.
 #[derive(Default)]
 pub(super) struct Bits(HashMap<usize, Vec<u8>>);
 
@@ -28,8 +27,8 @@ impl Bits {
         if !dtypes[index].has_row_widths() {
             return Ok(None);
         }
-        if let Some(widths) = self.0.remove(&index) {
-            return Ok(Some(widths));
+        if let Some(widths) = self.0.get(&index) {
+            return Ok(Some(widths.clone()));
         }
         let sharing = sharing(index, tensors, dtypes);
         let mut all = Vec::new();
@@ -56,7 +55,7 @@ impl Bits {
             let rest = widths.split_off(rows);
             self.0.insert(member, std::mem::replace(&mut widths, rest));
         }
-        Ok(self.0.remove(&index))
+        Ok(self.0.get(&index).cloned())
     }
 }
 

@@ -1,10 +1,9 @@
 //! Bits and relative errors of the tensors written, by role.
 
-use super::matrix::Reader;
-use super::model::Tensor;
 use super::names::pattern;
 use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::import::{Reader, Tensor};
 use rayon::prelude::*;
 
 /// Values compared at a time.

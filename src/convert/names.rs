@@ -1,6 +1,6 @@
 //! Patterns in the names of tensors.
 
-use super::roles::LAYER_PREFIX;
+use crate::import::LAYER_PREFIX;
 
 /// Whether `name` matches `glob`, in which `*` matches any number of characters, dots included, and `?` matches one.
 pub(super) fn matches(glob: &str, name: &str) -> bool {

@@ -1,12 +1,11 @@
 //! The type of every tensor, and their order in the file. Knows names and shapes, no values.
 
-use super::model::Tensor;
 use super::names::{Expert, layer, matches};
 use super::options::Options;
-use super::roles::{EMBED, LM_HEAD, is_recurrent_gate, is_router};
 use crate::dtype::Dtype;
 use crate::dtype::encode::{Settings, storage_dtype};
 use crate::error::{Result, bail};
+use crate::import::{EMBED, LM_HEAD, Tensor, is_recurrent_gate, is_router};
 use std::collections::{BTreeMap, HashMap};
 
 /// With q4tp, one layer in so many at each end of the network is vbit_ro.

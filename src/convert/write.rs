@@ -2,7 +2,7 @@
 
 use super::bits::Bits;
 use super::loss::{self, Loss};
-use super::model::{Model, Tensor};
+use super::model::Model;
 use super::options::{Event, Options, Report, Target};
 use super::plan;
 use crate::dtype::Dtype;
@@ -10,6 +10,7 @@ use crate::dtype::encode::{Settings, encode_with};
 use crate::error::{Error, Result, bail};
 use crate::format::TensorSpec;
 use crate::format::cmf::{Sections, WrittenFiles};
+use crate::import::Tensor;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -28,10 +29,11 @@ pub(super) fn write(
     let Model {
         mut header,
         vocab,
-        masks,
+        container,
         tensors,
         dropped,
         mut notes,
+        files: _,
     } = model;
     if let Some(first) = dropped.first().filter(|_| options.strict) {
         bail!(
@@ -53,10 +55,10 @@ pub(super) fn write(
     let specs = tensors.iter().zip(&dtypes).map(spec).collect();
     let sections = Sections {
         vocab: vocab.as_deref(),
-        masks: masks.as_ref().map(|masks| masks.bytes),
+        masks: container.as_ref().and_then(|container| container.masks_section()),
         index: None,
     };
-    let by_pass = masks.as_ref().is_some_and(|masks| masks.by_pass);
+    let by_pass = container.as_ref().is_some_and(|container| container.has_loop_masks());
     let mut output = target.create(header, specs, sections, by_pass)?;
     let mut groups = Vec::new();
     let mut bits = Bits::default();
@@ -65,7 +67,7 @@ pub(super) fn write(
         let named = |err: Error| err.context(format!("tensor '{name}'"));
         tensor.data.intact().map_err(named)?;
         let again = dtype.has_row_widths() && (options.mean_bits.is_some() || options.router_stats.is_some());
-        let (payload, loss) = match tensor.data.stored_as(dtype).filter(|_| !again) {
+        let (payload, loss) = match tensor.data.copied(dtype)?.filter(|_| !again) {
             Some(payload) => (Cow::Borrowed(payload), Loss::default()),
             None => {
                 let widths = bits.of(index, &tensors, &dtypes, options)?;
@@ -96,16 +98,20 @@ pub(super) fn write(
 }
 
 /// The payload of a tensor, and how it differs from the source. Errors: those of reading and encoding.
-fn encode<'a>(tensor: &Tensor<'a>, dtype: Dtype, widths: Option<&[u8]>) -> Result<(Cow<'a, [u8]>, Loss)> {
+fn encode<'a>(tensor: &'a Tensor, dtype: Dtype, widths: Option<&[u8]>) -> Result<(Cow<'a, [u8]>, Loss)> {
+    let payload = payload(tensor, dtype, widths)?;
+    let loss = Loss::of(dtype, &payload, tensor.data.rows_cols(), &tensor.data.reader()?)?;
+    Ok((Cow::Owned(payload), loss))
+}
+
+/// The payload of a tensor in a type; `widths` are those of its rows. Errors: those of reading and encoding.
+pub(super) fn payload(tensor: &Tensor, dtype: Dtype, widths: Option<&[u8]>) -> Result<Vec<u8>> {
     let settings = Settings {
         widths,
         ..Settings::default()
     };
     let (rows, cols) = tensor.data.rows_cols();
-    let reader = tensor.data.reader()?;
-    let payload = encode_with(dtype, rows, cols, &settings, &*reader)?;
-    let loss = Loss::of(dtype, &payload, (rows, cols), &reader)?;
-    Ok((Cow::Owned(payload), loss))
+    encode_with(dtype, rows, cols, &settings, &*tensor.data.reader()?)
 }
 
 /// Refuses options about the bits of vbit that no tensor can follow. Errors: `Usage`.

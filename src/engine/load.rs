@@ -65,7 +65,9 @@ impl Engine {
         Engine::open_on(source, None, options, progress)
     }
 
-    fn open_on(
+    /// Loads an open model, on the device of the host application if there is one. Errors: as [`Engine::load`].
+    #[doc(hidden)]
+    pub fn open_on(
         source: ModelSource,
         device: Option<Arc<Device>>,
         options: &LoadOptions,

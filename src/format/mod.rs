@@ -7,7 +7,6 @@ mod arch;
 #[cfg_attr(not(feature = "tools"), allow(dead_code, reason = "parts that only tools use"))]
 mod bytes;
 pub mod cmf;
-#[cfg_attr(not(feature = "tools"), allow(dead_code, reason = "parts that only tools use"))]
 mod file;
 pub mod gguf;
 mod hash;
@@ -22,7 +21,6 @@ pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, Yarn}
 pub use bytes::hex;
 #[cfg(feature = "tools")]
 pub(crate) use bytes::{base64, from_hex};
-#[cfg(feature = "tools")]
 pub(crate) use file::{MappedFile, read_start};
 #[cfg(feature = "tools")]
 pub(crate) use hash::check_hash;

@@ -3,9 +3,9 @@
 //! The `safetensors` crate checks the header: sizes against shapes, order, gaps and the end of the file. It accepts duplicate
 //! names, which are refused here.
 
+use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::json;
-use half::{bf16, f16};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use serde_json::Value;
@@ -27,57 +27,19 @@ pub struct Tensor {
     pub range: Range<usize>,
 }
 
-/// The readable value types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are the format's own")]
-pub enum Float {
-    F32,
-    F16,
-    Bf16,
-}
-
 impl Tensor {
     /// The type of the values. Errors: `UnsupportedTensorType` for everything but F32, F16 and BF16.
-    pub fn float(&self) -> Result<Float> {
+    pub fn element(&self) -> Result<Dtype> {
         match self.dtype {
-            safetensors::Dtype::F32 => Ok(Float::F32),
-            safetensors::Dtype::F16 => Ok(Float::F16),
-            safetensors::Dtype::BF16 => Ok(Float::Bf16),
+            safetensors::Dtype::F32 => Ok(Dtype::F32),
+            safetensors::Dtype::F16 => Ok(Dtype::F16),
+            safetensors::Dtype::BF16 => Ok(Dtype::Bf16),
             other => bail!(
                 UnsupportedTensorType,
                 "tensor '{}' has type {other:?}; readable are F32, F16 and BF16",
                 self.name
             ),
         }
-    }
-}
-
-impl Float {
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
-        match self {
-            Float::F32 => 4,
-            Float::F16 | Float::Bf16 => 2,
-        }
-    }
-
-    /// Writes the values of `bytes` to `out`. Errors: `Bounds` if their numbers differ.
-    pub fn decode(self, bytes: &[u8], out: &mut [f32]) -> Result<()> {
-        if Some(bytes.len()) != out.len().checked_mul(self.bytes()) {
-            bail!(
-                Bounds,
-                "{} bytes do not hold {} {self:?} values",
-                bytes.len(),
-                out.len()
-            );
-        }
-        let values = bytes.chunks_exact(self.bytes()).zip(out);
-        match self {
-            Float::F32 => values.for_each(|(b, value)| *value = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-            Float::F16 => values.for_each(|(b, value)| *value = f16::from_le_bytes([b[0], b[1]]).to_f32()),
-            Float::Bf16 => values.for_each(|(b, value)| *value = bf16::from_le_bytes([b[0], b[1]]).to_f32()),
-        }
-        Ok(())
     }
 }
 

@@ -228,7 +228,8 @@ impl Pager {
         let mut bytes = 0;
         for (id, run, projection) in runs {
             let slice = paged.members[member].slices[projection];
-            let source = source(matrix(id).planes, slice.tensor, &*self.tensors)?;
+            let stored = self.tensors.stored(slice.tensor)?;
+            let source = source(matrix(id).planes, &stored)?;
             for (segment, to) in matrix(id).segments.iter().zip(&self.memory.matrices[id]) {
                 bytes += overwrite_run(&self.device, segment, to, run, &source, slice.first)?;
             }

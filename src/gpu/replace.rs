@@ -5,7 +5,7 @@ use super::exec::GpuExecutor;
 use super::memory::{GraphMemory, Item};
 use super::upload::{Ring, upload};
 use crate::error::Result;
-use crate::graph::{Fill, Graph, sources};
+use crate::graph::{Fill, Graph, sources, stored};
 use crate::source::{TensorId, Tensors};
 use std::collections::HashSet;
 
@@ -43,7 +43,7 @@ impl Changes<'_> {
     fn check_payloads(&self, tensors: &dyn Tensors) -> Result<()> {
         for (i, matrix) in self.graph.matrices.iter().enumerate() {
             if self.affect(Item::Matrix(i)) {
-                sources(matrix.planes, &matrix.parts, tensors)?;
+                sources(matrix.planes, &stored(&matrix.parts, tensors)?)?;
             }
         }
         for (i, vector) in self.graph.vectors.iter().enumerate() {

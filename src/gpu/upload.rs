@@ -5,7 +5,7 @@ use super::memory::{GraphMemory, Item, SegmentBuffer, wait_for_map};
 use super::repack::{Region, RowBlock, row_blocks, row_ranges};
 use crate::dtype::planes::{Amount, NO_ENTRY, Source};
 use crate::error::{Result, bail};
-use crate::graph::{Fill, Graph, Matrix, Run, Segment, sources};
+use crate::graph::{Fill, Graph, Matrix, Run, Segment, sources, stored};
 use crate::source::Tensors;
 use rayon::prelude::*;
 use std::slice;
@@ -180,7 +180,8 @@ fn upload_fill(ring: &mut Ring, fill: &Fill, to: &wgpu::Buffer, tensors: &dyn Te
 /// Repacks and uploads a matrix. Each page of its tensors is read from the file once and then released, so a large
 /// tensor is never completely in host memory.
 fn upload_matrix(ring: &mut Ring, matrix: &Matrix, buffers: &[SegmentBuffer], tensors: &dyn Tensors) -> Result<()> {
-    let sources = sources(matrix.planes, &matrix.parts, tensors)?;
+    let stored = stored(&matrix.parts, tensors)?;
+    let sources = sources(matrix.planes, &stored)?;
     let release = |blocks: &[RowBlock]| {
         let mut read: Vec<_> = blocks.iter().map(|block| block.tensor).collect();
         read.dedup();

@@ -2,7 +2,7 @@
 
 use crate::dtype::planes::{Amount, Geometry, Measure, Planes, Source};
 use crate::error::{Result, bail};
-use crate::source::{TensorId, Tensors};
+use crate::source::{Stored, TensorId, Tensors};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -98,13 +98,13 @@ impl Vector {
             let at = values.len();
             values.resize(at + piece.len, 0.0);
             if let Some(id) = piece.tensor {
-                let info = &tensors.infos()[id];
-                let (rows, cols) = info.rows_cols();
-                let (name, len) = (&info.name, rows * cols);
+                let stored = tensors.stored(id)?;
+                let (rows, cols) = stored.info.rows_cols();
+                let (name, len) = (&stored.info.name, rows * cols);
                 if len != piece.len {
                     bail!(Parse, "tensor '{name}' has {len} elements, expected {}", piece.len);
                 }
-                let decoder = info.dtype.decoder(tensors.bytes(id)?, rows, cols)?;
+                let decoder = stored.decoder()?;
                 for (row, out) in values[at..].chunks_exact_mut(cols).enumerate() {
                     decoder.row(row, out);
                 }
@@ -239,10 +239,11 @@ impl Matrix {
             before += rows;
         }
         // The contents of tensors are needed only if the rows of the type vary in size.
-        let sources = match planes.varies() {
-            true => sources(planes, parts, tensors)?,
+        let stored = match planes.varies() {
+            true => stored(parts, tensors)?,
             false => Vec::new(),
         };
+        let sources = sources(planes, &stored)?;
         let segment = |here: Range<usize>| {
             let mut runs = runs(&shapes, stacking, outputs, here.clone());
             for run in &mut runs {
@@ -289,29 +290,32 @@ fn runs(shapes: &[(usize, usize)], stacking: Stacking, outputs: usize, here: Ran
     runs
 }
 
+/// Tensors with their payloads. Errors: those of [`Tensors::stored`].
+pub fn stored<'a>(parts: &[TensorId], tensors: &'a dyn Tensors) -> Result<Vec<Stored<'a>>> {
+    parts.iter().map(|&id| tensors.stored(id)).collect()
+}
+
 /// Opens tensors for repacking. Errors: as for [`source`].
-pub fn sources<'a>(planes: Planes, parts: &[TensorId], tensors: &'a dyn Tensors) -> Result<Vec<Source<'a>>> {
-    parts.iter().map(|&id| source(planes, id, tensors)).collect()
+pub fn sources<'a>(planes: Planes, stored: &'a [Stored]) -> Result<Vec<Source<'a>>> {
+    stored.iter().map(|stored| source(planes, stored)).collect()
 }
 
 /// Opens a tensor for repacking. Errors, with the tensor's name: `UnsupportedTensorType` if its layout is not
 /// `planes`, and those of the payload.
-pub fn source(planes: Planes, tensor: TensorId, tensors: &dyn Tensors) -> Result<Source<'_>> {
-    let info = &tensors.infos()[tensor];
-    let (rows, cols) = info.rows_cols();
+pub fn source<'a>(planes: Planes, stored: &'a Stored) -> Result<Source<'a>> {
     let open = || {
-        let source = Source::open(info.dtype, tensors.bytes(tensor)?, rows, cols)?;
+        let source = stored.source()?;
         if source.planes() != planes {
             let (is, wanted) = (source.planes().name(), planes.name());
             bail!(
                 UnsupportedTensorType,
                 "the device layout of {} weights is {is}, expected {wanted}",
-                info.dtype.name()
+                stored.info.dtype.name()
             );
         }
         Ok(source)
     };
-    open().map_err(|err| err.context(format!("tensor '{}'", info.name)))
+    open().map_err(|err| err.context(format!("tensor '{}'", stored.info.name)))
 }
 
 /// The sizes of the rows of experts, for types whose rows vary in size. They are measured once for all plans of a
@@ -325,7 +329,7 @@ impl Measured {
         if let Some(known) = self.0.borrow().get(&tensor) {
             return Ok(known.clone());
         }
-        let measure = Rc::new(source(planes, tensor, tensors)?.into_measure());
+        let measure = Rc::new(source(planes, &tensors.stored(tensor)?)?.into_measure());
         tensors.release(tensor);
         self.0.borrow_mut().insert(tensor, measure.clone());
         Ok(measure)

@@ -17,7 +17,9 @@ pub use crate::op::{BatchShape, Bind, BufferId, MatrixId, VectorId};
 pub use buffer::{Buffer, Fill};
 pub use cost::{Cost, KvBytes, ProgramCost};
 pub use executor::{Counters, Executor, READBACK_WORDS, Ticket};
-pub use matrix::{Matrix, Measured, Piece, Run, Segment, Stacking, Vector, may_follow, planes, source, sources};
+pub use matrix::{
+    Matrix, Measured, Piece, Run, Segment, Stacking, Vector, may_follow, planes, source, sources, stored,
+};
 pub use paged::{ExpertSlices, Paged, Routed, table_words};
 pub use pauses::{Pause, Waiting};
 pub use program::{Condition, Graph, Masked, PARAMS_SLOT, Program, Resolved, Selection, Step, SwitchId};

@@ -1,11 +1,13 @@
 //! A graph's buffers, vectors and weights in host memory.
 
-use crate::dtype::RowDecoder;
+use crate::dtype::{Order, RowDecoder};
 use crate::error::{Result, bail};
 use crate::graph::{Buffer, Fill, Graph};
 use crate::op::host::{Memory, Rows};
 use crate::op::{BufferId, MatrixId, VectorId};
-use crate::source::Tensors;
+use crate::source::{Stored, TensorId, TensorInfo, Tensors, decoder};
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Buffers and vectors in host memory. Weights stay in their tensors, and steps decode them row by row.
@@ -14,20 +16,43 @@ pub struct HostMemory {
     tensors: Arc<dyn Tensors>,
     buffers: Vec<Vec<u32>>,
     vectors: Vec<Vec<f32>>,
+    /// Payloads of matrices that are no part of a file.
+    made: HashMap<TensorId, Made>,
 }
 
+/// A payload, and the order of its rows and columns.
+type Made = (Vec<u8>, Order);
+
 impl HostMemory {
-    /// Creates and fills the buffers and vectors. Errors: faults in the tensors of vectors and tables.
+    /// Creates and fills the buffers and vectors. Errors: faults in the tensors of vectors and tables, and those of making
+    /// payloads.
     pub fn new(graph: Arc<Graph>, tensors: Arc<dyn Tensors>) -> Result<HostMemory> {
         let buffers = graph.buffers.iter().map(|buffer| first_contents(buffer, &*tensors));
         let vectors = graph.vectors.iter().map(|vector| vector.values(&*tensors));
         Ok(HostMemory {
             buffers: buffers.collect::<Result<_>>()?,
             vectors: vectors.collect::<Result<_>>()?,
+            made: made(&graph, &*tensors)?,
             graph,
             tensors,
         })
     }
+}
+
+fn made(graph: &Graph, tensors: &dyn Tensors) -> Result<HashMap<TensorId, Made>> {
+    let mut made = HashMap::new();
+    for &id in graph.matrices.iter().flat_map(|matrix| &matrix.parts) {
+        if !made.contains_key(&id)
+            && let Stored {
+                bytes: Cow::Owned(bytes),
+                order,
+                ..
+            } = tensors.stored(id)?
+        {
+            made.insert(id, (bytes, order));
+        }
+    }
+    Ok(made)
 }
 
 fn first_contents(buffer: &Buffer, tensors: &dyn Tensors) -> Result<Vec<u32>> {
@@ -38,6 +63,26 @@ fn first_contents(buffer: &Buffer, tensors: &dyn Tensors) -> Result<Vec<u32>> {
     }
     words.resize(buffer.bytes as usize / 4, 0);
     Ok(words)
+}
+
+impl HostMemory {
+    fn decoder(&self, id: TensorId, info: &TensorInfo) -> Result<Box<dyn RowDecoder + '_>> {
+        if let Some((bytes, order)) = self.made.get(&id) {
+            return decoder(info, bytes, *order);
+        }
+        match self.tensors.stored(id)? {
+            Stored {
+                bytes: Cow::Borrowed(bytes),
+                order,
+                ..
+            } => decoder(info, bytes, order),
+            _ => bail!(
+                Internal,
+                "tensor '{}' was not made when the graph was opened",
+                info.name
+            ),
+        }
+    }
 }
 
 impl Memory for HostMemory {
@@ -79,7 +124,7 @@ impl Memory for HostMemory {
             runs.push(RunRows {
                 stored: rows,
                 first: run.rows.start,
-                decoder: info.dtype.decoder(self.tensors.bytes(id)?, tensor_rows, cols)?,
+                decoder: self.decoder(id, info)?,
             });
             rows += run.rows.len();
         }

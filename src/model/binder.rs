@@ -41,6 +41,12 @@ impl<'a> Binder<'a> {
         Some(self.tensors.infos()[id].rows_cols().0)
     }
 
+    /// Whether there is a tensor of this name whose columns are value heads in tiled order.
+    pub fn has_tiled_columns(&self, name: &str) -> bool {
+        let id = self.tensors.find(name);
+        id.is_some_and(|id| self.tensors.has_tiled_columns(id))
+    }
+
     /// The tensor of this name, if there is one. Errors: `Parse` for another shape.
     pub fn optional(&mut self, name: &str, wanted: &[u64]) -> Result<Option<TensorId>> {
         let Some(id) = self.tensors.find(name) else {

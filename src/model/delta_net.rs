@@ -1,7 +1,7 @@
 //! Binds the tensors of a Gated DeltaNet layer.
 
 use super::binder::Binder;
-use super::network::{DeltaNet, DeltaProjections};
+use super::network::{DeltaGates, DeltaInputs, DeltaNet};
 use crate::error::{Result, bail};
 use crate::source::LayerType;
 
@@ -67,26 +67,34 @@ impl Binder<'_> {
         };
         let values = rows([(0, 0), (value_heads, value_dim)])?;
         let channels = rows([(key_heads, 2 * key_dim), (value_heads, value_dim)])?;
-        let projections = if fused {
-            let all = rows([(key_heads, 2 * key_dim), (value_heads, 2 * value_dim)])?;
-            DeltaProjections::Fused {
-                qkvz: self.linear(&name("in_proj_qkvz"), all, hidden)?,
-                ba: self.linear(&name("in_proj_ba"), rows([(0, 0), (value_heads, 2)])?, hidden)?,
+        let inputs = match fused {
+            true => {
+                let all = rows([(key_heads, 2 * key_dim), (value_heads, 2 * value_dim)])?;
+                DeltaInputs::Fused(self.linear(&name("in_proj_qkvz"), all, hidden)?)
             }
-        } else {
-            DeltaProjections::Split {
+            false => DeltaInputs::Split {
                 qkv: self.linear(&name("in_proj_qkv"), channels, hidden)?,
                 z: self.linear(&name("in_proj_z"), values, hidden)?,
-                b: self.linear(&name("in_proj_b"), value_heads, hidden)?,
-                a: self.linear(&name("in_proj_a"), value_heads, hidden)?,
+            },
+        };
+        let gates = match fused || self.has(&name("in_proj_ba.weight")) {
+            true => {
+                let both = rows([(0, 0), (value_heads, 2)])?;
+                DeltaGates::Fused(self.linear(&name("in_proj_ba"), both, hidden)?)
             }
+            false => DeltaGates::Split([
+                self.linear(&name("in_proj_b"), value_heads, hidden)?,
+                self.linear(&name("in_proj_a"), value_heads, hidden)?,
+            ]),
         };
         Ok(Some(DeltaNet {
-            projections,
+            inputs,
+            gates,
             conv: self.required(&name("conv1d.weight"), &[channels as u64, 1, taps as u64])?,
             a_log: self.vector(&name("A_log"), value_heads)?,
             dt_bias: self.vector(&name("dt_bias"), value_heads)?,
             norm: self.vector(&name("norm.weight"), value_dim)?,
+            o_tiled: self.has_tiled_columns(&name("out_proj.weight")),
             o: self.linear(&name("out_proj"), hidden, values)?,
             key_heads,
             value_heads,

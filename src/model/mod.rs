@@ -14,6 +14,6 @@ mod tests;
 
 pub use bind::bind;
 pub use network::{
-    Activation, Attention, DeltaNet, DeltaProjections, FeedForward, Ffn, GateUp, HeadInput, Layer, Linear, Mixer,
-    Model, Moe, Mtp, Rope,
+    Activation, Attention, DeltaGates, DeltaInputs, DeltaNet, FeedForward, Ffn, GateUp, HeadInput, Layer, Linear,
+    Mixer, Model, Moe, Mtp, Rope,
 };

@@ -74,8 +74,10 @@ pub struct Attention {
 /// o = S^T q / sqrt(key_dim), and the output projection reads RMSNorm(o) * silu(z).
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaNet {
-    /// The projections to q, k, v, z, b and a.
-    pub projections: DeltaProjections,
+    /// The projections to q, k, v and z.
+    pub inputs: DeltaInputs,
+    /// The projections to b and a.
+    pub gates: DeltaGates,
     /// Convolution weights, `[2 * key_heads * key_dim + value_heads * value_dim, 1, taps]` over the channels q, k, v.
     pub conv: TensorId,
     /// Logarithm of each value head's decay rate.
@@ -86,6 +88,8 @@ pub struct DeltaNet {
     pub norm: TensorId,
     /// Output projection, `[hidden, value_heads * value_dim]`.
     pub o: Linear,
+    /// Whether the columns of `o` are in tiled order: those of the first value head of every key head first.
+    pub o_tiled: bool,
     /// Heads of q and k, each shared by `value_heads / key_heads` neighbouring value heads.
     pub key_heads: usize,
     /// Heads of v and z, and of the state.
@@ -105,27 +109,27 @@ impl DeltaNet {
     }
 }
 
-/// How the inputs of a DeltaNet are stored.
+/// How the projections to q, k, v and z of a DeltaNet are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeltaProjections {
-    /// q, k and v in one tensor, one after the other; z; b; a.
+pub enum DeltaInputs {
+    /// q, k and v of all heads in one tensor, one after the other; z.
     Split {
         /// q, k, v: `[channels, hidden]`.
         qkv: Linear,
         /// z: `[value_heads * value_dim, hidden]`.
         z: Linear,
-        /// b: `[value_heads, hidden]`.
-        b: Linear,
-        /// a: `[value_heads, hidden]`.
-        a: Linear,
     },
-    /// For each key head its q, k, v and z rows in one tensor, its b and a rows in the other.
-    Fused {
-        /// q, k, v, z of each key head.
-        qkvz: Linear,
-        /// b, a of each key head.
-        ba: Linear,
-    },
+    /// The q, k, v and z rows of each key head.
+    Fused(Linear),
+}
+
+/// How the projections to b and a of a DeltaNet are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeltaGates {
+    /// b; a: `[value_heads, hidden]` each.
+    Split([Linear; 2]),
+    /// The b and a rows of each key head.
+    Fused(Linear),
 }
 
 /// The part of a layer that mixes positions.

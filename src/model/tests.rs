@@ -3,7 +3,7 @@
 use super::*;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::source::{Arch, TensorId, TensorInfo, Tensors};
+use crate::source::{Arch, Stored, TensorId, TensorInfo, Tensors};
 use serde_json::{Value, json};
 
 /// Tensors of these names and shapes, without payloads.
@@ -18,7 +18,7 @@ impl Tensors for Shapes {
         self.0.iter().position(|info| info.name == name)
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
         unreachable!("tensor {id} is read")
     }
 
@@ -277,7 +277,7 @@ fn experts_and_recurrences_are_bound() {
         (net.key_heads, net.value_heads, net.channels(), net.taps),
         (1, 2, 24, 4)
     );
-    assert!(matches!(net.projections, DeltaProjections::Split { z, .. } if z.rows == 16));
+    assert!(matches!(net.inputs, DeltaInputs::Split { z, .. } if z.rows == 16));
     assert!(model.has_experts() && model.unused.is_empty());
 }
 

@@ -30,6 +30,8 @@ operator! {
         length_eps: f32 = "Added to the squares of q and k before the root.",
         eps: f32 = "Added to the mean of squares of a head's output.",
         y_stride: u32,
+        y_tiled: u32 =
+            "1: the outputs are in tiled order, those of the first value head of every key head first; 0: in order.",
     }
     bindings {
         read batch: Batch, proj: array<vec4<f32>>, conv: array<f32>, gates: array<f32>, norm: array<vec4<f32>>;
@@ -83,7 +85,12 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
                 position => o.values("state", state_at(position - 1), size)?,
             };
             let y = p.token(o, &shape, head, &tokens, t, &mut state)?;
-            o.store("y", t * p.y_stride as usize * 4 + head * shape.value, &y)?;
+            let (key_head, within) = (head / p.heads_per_key as usize, head % p.heads_per_key as usize);
+            let place = match p.y_tiled {
+                0 => head,
+                _ => within * shape.key_heads + key_head,
+            };
+            o.store("y", t * p.y_stride as usize * 4 + place * shape.value, &y)?;
             o.store("state", state_at(token.position), &state)?;
         }
     }

@@ -1,7 +1,7 @@
 //! Made-up tensors and activations. They depend only on a case's seed.
 
-use crate::dtype::Dtype;
 use crate::dtype::encode::encode;
+use crate::dtype::{Dtype, Size};
 use crate::error::Result;
 use half::f16;
 
@@ -103,6 +103,9 @@ impl Random {
             }
             _ => {}
         }
+        if !dtype.has_encoder() {
+            return self.blocks(dtype, rows, cols, amplitude);
+        }
         encode(dtype, rows, cols, &|first, out| {
             for (i, value) in out.iter_mut().enumerate() {
                 let index = first * cols + i;
@@ -133,6 +136,27 @@ impl Random {
             payload.extend((0..bytes).map(|i| ((((bits >> (8 * i)) & 255) * (most + 1)) >> 8) as u8));
         }
         payload
+    }
+
+    /// Blocks with scales of their own, of either sign, and random codes and steps. Errors: those of [`Dtype::size`].
+    fn blocks(&mut self, dtype: Dtype, rows: usize, cols: usize, amplitude: f32) -> Result<Vec<u8>> {
+        let (Size::Exact(bytes) | Size::AtLeast(bytes)) = dtype.size(&[rows as u64, cols as u64])?;
+        let mut payload = vec![0; bytes as usize];
+        let blocks = rows * cols / dtype.row_multiple();
+        for (index, block) in payload.chunks_exact_mut(bytes as usize / blocks).enumerate() {
+            let row = index * dtype.row_multiple() / cols;
+            let factor = if row % 10 == 3 { 0.05 } else { 0.5 };
+            // Not close to 0, which would leave nothing to compare in a row of one block.
+            let unit = Random::unit(self.bits());
+            let deviation = f64::from((0.2 * unit.signum() + 0.8 * unit) * amplitude * factor);
+            let seed = self.bits();
+            dtype.fill_random(block, [1, dtype.row_multiple()], deviation, &|bytes| {
+                for (i, bytes) in bytes.chunks_mut(8).enumerate() {
+                    bytes.copy_from_slice(&Random::at(seed, i as u64).to_le_bytes()[..bytes.len()]);
+                }
+            });
+        }
+        Ok(payload)
     }
 
     /// Rows of all widths in bits.

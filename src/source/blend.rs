@@ -1,7 +1,7 @@
 //! The tensors of a model with several skills active: weighted sums of their tensors (section 9 of the CMF format).
 
 use super::skill_view::SkillView;
-use super::tensors::Tensors;
+use super::tensors::{Stored, Tensors};
 use crate::dtype::encode::encode;
 use crate::dtype::{Dtype, RowDecoder};
 use crate::error::{Error, Kind, Result, bail};
@@ -55,10 +55,9 @@ impl BlendView {
         for id in ids {
             let info = &mut infos[id];
             let (rows, cols) = info.rows_cols();
-            let terms = views.iter().zip(weights).map(|(view, &(_, weight))| {
-                let dtype = view.infos()[id].dtype;
-                Ok((weight, dtype.decoder(view.bytes(id)?, rows, cols)?))
-            });
+            let stored = views.iter().map(|view| view.stored(id)).collect::<Result<Vec<_>>>()?;
+            let terms = stored.iter().zip(weights);
+            let terms = terms.map(|(stored, &(_, weight))| Ok((weight, stored.decoder()?)));
             let terms = terms.collect::<Result<Vec<_>>>();
             let terms = terms.map_err(|err| err.context(format_args!("tensor '{}'", info.name)))?;
             let read = |first: usize, out: &mut [f32]| {
@@ -68,6 +67,7 @@ impl BlendView {
             let payload = encode(Dtype::F32, rows, cols, &read);
             let payload = payload.map_err(|err| err.context(format_args!("tensor '{}', blended", info.name)))?;
             drop(terms);
+            drop(stored);
             views.iter().for_each(|view| view.release(id));
             *info = TensorInfo {
                 dtype: Dtype::F32,
@@ -134,11 +134,15 @@ impl Tensors for BlendView {
         self.backbone.find(name)
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
         match self.blended.get(&id) {
-            Some(payload) => Ok(payload),
-            None => self.backbone.bytes(id),
+            Some(payload) => Ok(Stored::new(&self.infos[id], payload)),
+            None => self.backbone.stored(id),
         }
+    }
+
+    fn has_tiled_columns(&self, id: TensorId) -> bool {
+        !self.blended.contains_key(&id) && self.backbone.has_tiled_columns(id)
     }
 
     fn masks(&self) -> Option<&Masks> {

@@ -1,7 +1,7 @@
 //! A CMF container as a model source.
 
 use super::model::{ModelSource, SamplingDefaults, SharedBytes, TextAssets};
-use super::tensors::Tensors;
+use super::tensors::{Place, Stored, Tensors};
 use crate::error::{Result, bail};
 use crate::format::cmf::{CmfContainer, Masks};
 use crate::format::{TensorId, TensorInfo};
@@ -17,8 +17,18 @@ impl Tensors for CmfContainer {
         self.find(name)
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
-        self.bytes(id)
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
+        let bytes = self.bytes(id)?;
+        Ok(Stored::new(&self.infos()[id], bytes))
+    }
+
+    fn place(&self, id: TensorId) -> Option<Place> {
+        let payload = self.payloads().get(id)?;
+        Some(Place {
+            file: payload.shard,
+            offset: payload.offset,
+            hash: Some(payload.hash),
+        })
     }
 
     fn masks(&self) -> Option<&Masks> {
@@ -48,10 +58,16 @@ impl ModelSource {
                 "this file is a skill: it is applied to a model and never run by itself"
             );
         }
+        Ok(ModelSource::of_container(container))
+    }
+
+    /// What is in a container, which may be a skill's.
+    pub(super) fn of_container(container: Arc<CmfContainer>) -> ModelSource {
         let header = container.header();
         let config = &header.tokenizer_config;
         let tokenizer = container.tokenizer_json().is_some();
-        Ok(ModelSource {
+        ModelSource {
+            format: "cmf-v2",
             arch: header.arch.clone(),
             tensors: container.clone(),
             text: TextAssets {
@@ -65,8 +81,10 @@ impl ModelSource {
             skills: container.skills().to_vec(),
             provenance: header.provenance.clone(),
             files: container.shard_paths().to_vec(),
+            dropped: Vec::new(),
+            notes: Vec::new(),
             cmf: Some(container),
-        })
+        }
     }
 }
 

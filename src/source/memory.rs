@@ -1,8 +1,8 @@
 //! Tensors in memory, for models without a file.
 
-use super::tensors::Tensors;
+use super::tensors::{Stored, Tensors};
 use crate::dtype::Dtype;
-use crate::error::{Error, Kind, Result, bail};
+use crate::error::{Result, bail};
 use crate::format::{TensorId, TensorInfo};
 use std::collections::HashMap;
 
@@ -55,9 +55,11 @@ impl Tensors for MemoryTensors {
         self.ids.get(name).copied()
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
-        let payload = self.payloads.get(id).map(Vec::as_slice);
-        payload.ok_or_else(|| Error::new(Kind::Internal, format!("tensor {id} of {}", self.payloads.len())))
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
+        match self.infos.get(id).zip(self.payloads.get(id)) {
+            Some((info, payload)) => Ok(Stored::new(info, payload)),
+            None => bail!(Internal, "tensor {id} of {}", self.payloads.len()),
+        }
     }
 
     fn release(&self, _id: TensorId) {}

@@ -17,6 +17,8 @@ pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ModelSource {
+    /// The format of the files: `cmf-v2`, `gguf` or `safetensors`.
+    pub format: &'static str,
     /// The network.
     pub arch: Arch,
     /// Every tensor of the files, those of skills included.
@@ -29,6 +31,10 @@ pub struct ModelSource {
     pub provenance: Value,
     /// The files that were read.
     pub files: Vec<PathBuf>,
+    /// Tensors of the files that the network does not use, each with the reason, if the format has a record of them.
+    pub dropped: Vec<String>,
+    /// Remarks for the user about what the files say.
+    pub notes: Vec<String>,
     /// The CMF container, if the files are one.
     pub cmf: Option<Arc<CmfContainer>>,
 }

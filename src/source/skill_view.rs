@@ -1,6 +1,6 @@
 //! The tensors of a model with one skill active.
 
-use super::tensors::Tensors;
+use super::tensors::{Place, Stored, Tensors};
 use crate::error::{Result, bail};
 use crate::format::cmf::{Masks, Skill, registered, replaced_by};
 use crate::format::{TensorId, TensorInfo};
@@ -89,11 +89,22 @@ impl<T: Deref<Target: Tensors> + Send + Sync> Tensors for SkillView<T> {
         self.ids.get(name).copied()
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
         match self.stored_id(id) {
-            Some(id) => self.tensors.bytes(id),
+            Some(stored) => Ok(Stored {
+                info: &self.infos[id],
+                ..self.tensors.stored(stored)?
+            }),
             None => bail!(Internal, "tensor {id} of {}", self.infos.len()),
         }
+    }
+
+    fn place(&self, id: TensorId) -> Option<Place> {
+        self.tensors.place(self.stored_id(id)?)
+    }
+
+    fn has_tiled_columns(&self, id: TensorId) -> bool {
+        self.stored_id(id).is_some_and(|id| self.tensors.has_tiled_columns(id))
     }
 
     fn masks(&self) -> Option<&Masks> {

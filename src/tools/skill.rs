@@ -69,13 +69,13 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
             continue;
         };
         let from = &changed.infos()[other];
-        let bytes = changed.bytes(other)?;
+        let bytes = &changed.stored(other)?.bytes;
         if let Some(stored) = changed.stored_id(other) {
             let hash = source.payloads()[stored].hash;
             check_hash(format_args!("payload of tensor '{}'", info.name), bytes, Some(hash))?;
         }
-        let own = (info, backbone.bytes(id)?);
-        let stored = replacement(own, (from, bytes), new.quant, temporary.is_some());
+        let stored = backbone.stored(id)?;
+        let stored = replacement((info, &stored.bytes), (from, bytes), new.quant, temporary.is_some());
         let stored = stored.map_err(|err| err.context(format_args!("tensor '{}'", info.name)))?;
         if let Some((dtype, payload)) = stored {
             let tensor = TensorSpec {
@@ -229,7 +229,7 @@ pub fn export(model: &Path, id: &str, base: &Path, out: &Path, progress: Progres
             continue;
         };
         let from = &specialist.infos()[other];
-        if from.dtype != info.dtype || specialist.bytes(other)? != backbone.bytes(of_base)? {
+        if from.dtype != info.dtype || specialist.stored(other)?.bytes != backbone.stored(of_base)?.bytes {
             tensors.extend(specialist.stored_id(other).map(|stored| NewTensor {
                 spec: TensorSpec::from(from),
                 ..NewTensor::copy(&model, stored)

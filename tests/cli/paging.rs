@@ -60,7 +60,7 @@ fn mixture(path: &Path) {
     });
     let mut writer = CmfWriter::create(path, header, specs.collect(), Sections::default()).unwrap();
     for id in 0..tensors.infos().len() {
-        writer.write(tensors.bytes(id).unwrap()).unwrap();
+        writer.write(&tensors.stored(id).unwrap().bytes).unwrap();
     }
     writer.finish().unwrap();
 }

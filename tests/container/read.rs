@@ -388,9 +388,12 @@ fn tensors_in_memory_are_checked_like_those_of_a_file() {
     let tensor = |name: &str, len: usize| (name.to_owned(), Dtype::F16, vec![2, 4], vec![1; len]);
     let set = MemoryTensors::new([tensor("a", 16), tensor("b", 16)]).unwrap();
     assert_eq!((set.find("b"), set.find("c")), (Some(1), None));
-    assert_eq!((set.bytes(1).unwrap().len(), set.infos()[1].rows_cols()), (16, (2, 4)));
+    assert_eq!(
+        (set.stored(1).unwrap().bytes.len(), set.infos()[1].rows_cols()),
+        (16, (2, 4))
+    );
     assert_eq!(set.infos()[0].nbytes, 16);
-    assert_eq!(set.bytes(2).unwrap_err().kind, Kind::Internal);
+    assert_eq!(set.stored(2).err().unwrap().kind, Kind::Internal);
     for bad in [[tensor("a", 16), tensor("a", 16)], [tensor("a", 16), tensor("b", 15)]] {
         assert_eq!(MemoryTensors::new(bad).map(|_| ()).unwrap_err().kind, Kind::Parse);
     }

@@ -120,8 +120,11 @@ fn replaced_tensors_are_read_from_the_skill() {
         assert_eq!(backbone.infos()[id].name, info.name, "one order for both");
         let plain = container.find(&info.name).unwrap();
         let own = container.find(&format!("skill.tail.{}", info.name));
-        assert_eq!(view.bytes(id).unwrap(), container.bytes(own.unwrap_or(plain)).unwrap());
-        assert_eq!(backbone.bytes(id).unwrap(), container.bytes(plain).unwrap());
+        assert_eq!(
+            view.stored(id).unwrap().bytes,
+            container.bytes(own.unwrap_or(plain)).unwrap()
+        );
+        assert_eq!(backbone.stored(id).unwrap().bytes, container.bytes(plain).unwrap());
         assert_eq!(view.stored_id(id), Some(own.unwrap_or(plain)));
         if own.is_some() {
             assert_eq!(
@@ -134,7 +137,7 @@ fn replaced_tensors_are_read_from_the_skill() {
     }
     let projection = |name: &str| format!("model.layers.1.mlp.{name}_proj.weight");
     assert_eq!(replaced, ["down", "gate", "up"].map(projection));
-    assert_eq!(view.bytes(51).unwrap_err().kind, Kind::Internal);
+    assert_eq!(view.stored(51).err().unwrap().kind, Kind::Internal);
     let err = SkillView::new(&*container, container.skills(), Some("tial"))
         .map(|_| ())
         .unwrap_err();
@@ -235,6 +238,6 @@ fn a_thousand_skills_open_quickly() {
         let view = SkillView::new(&container, container.skills(), Some(id)).unwrap();
         assert_eq!((view.infos().len(), view.replaced().len()), (13, 1));
         let number: usize = id[1..].parse().unwrap();
-        assert_eq!(view.bytes(view.find("f16").unwrap()).unwrap()[0], number as u8);
+        assert_eq!(view.stored(view.find("f16").unwrap()).unwrap().bytes[0], number as u8);
     }
 }

@@ -12,6 +12,7 @@ mod next;
 mod recurrent;
 mod refusals;
 mod requant;
+mod sources;
 mod splits;
 mod tokenizer;
 mod types;

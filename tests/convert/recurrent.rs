@@ -294,10 +294,10 @@ fn transposed(rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
 }
 
 /// Shape and values of tensors.
-type Values = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
+pub type Values = BTreeMap<String, (Vec<u64>, Vec<f32>)>;
 
 /// The model as a GGUF file.
-fn gguf() -> Gguf {
+pub fn gguf() -> Gguf {
     gguf_of(source_values("qwen3_5"), 4)
 }
 
@@ -443,9 +443,8 @@ fn a_gguf_file_gives_the_same_network() {
     assert!(report.dropped[0].contains("blk.4."), "{:?}", report.dropped);
 }
 
-/// Heads for which the order of the file is not its own inverse: with two value heads for each of two key heads it would be.
-#[test]
-fn value_heads_of_a_gguf_file_go_back_to_their_places() {
+/// The golden model with eight value heads of half the width.
+fn eight_heads() -> Values {
     let mut source = source_values("qwen3_5");
     for (name, (shape, values)) in &mut source {
         let part = name.split_once("linear_attn.").map_or("", |(_, part)| part);
@@ -462,6 +461,18 @@ fn value_heads_of_a_gguf_file_go_back_to_their_places() {
             _ => {}
         }
     }
+    source
+}
+
+/// The golden model with eight value heads of half the width, as a GGUF file.
+pub fn gguf_with_eight_heads() -> Gguf {
+    gguf_of(eight_heads(), 8)
+}
+
+/// Heads for which the order of the file is not its own inverse: with two value heads for each of two key heads it would be.
+#[test]
+fn value_heads_of_a_gguf_file_go_back_to_their_places() {
+    let source = eight_heads();
     let copy = Copy::of("qwen3_5");
     copy.tensors(&source).edit("config.json", |config| {
         config.insert("linear_num_value_heads".into(), 8.into());

@@ -339,7 +339,7 @@ fn layers_may_differ_in_the_number_of_experts() {
                 info.name.clone(),
                 info.dtype,
                 info.shape.clone(),
-                tensors.bytes(id).unwrap().to_vec(),
+                tensors.stored(id).unwrap().bytes.to_vec(),
             )
         })
         .collect();

@@ -53,10 +53,11 @@ fn output(rig: &Rig, round: Round) -> Vec<u32> {
 #[test]
 fn tokens_do_not_depend_on_each_other() {
     for kind in ["matmul", "matmul_add", "matmul_glu"] {
-        for dtype in Dtype::all().map(Dtype::name) {
+        for dtype in Dtype::all() {
+            let (dtype, cols) = (dtype.name(), 96usize.next_multiple_of(dtype.row_multiple()));
             let name = match kind {
-                "matmul_glu" => format!("{kind}.{dtype} 5+5x96 bias gelu"),
-                _ => format!("{kind}.{dtype} 5x96 bias"),
+                "matmul_glu" => format!("{kind}.{dtype} 5+5x{cols} bias gelu"),
+                _ => format!("{kind}.{dtype} 5x{cols} bias"),
             };
             let rig = rig(&name);
             let stride = row_words(&rig, if kind == "matmul_add" { "h" } else { "y" });

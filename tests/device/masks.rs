@@ -28,7 +28,7 @@ impl Network {
     pub(super) fn same(golden: &Golden) -> Network {
         let infos = golden.tensors.infos().iter().enumerate();
         let all = infos.map(|(id, info)| {
-            let bytes = golden.tensors.bytes(id).unwrap().to_vec();
+            let bytes = golden.tensors.stored(id).unwrap().bytes.to_vec();
             (info.name.clone(), info.dtype, info.shape.clone(), bytes)
         });
         Network {
@@ -47,7 +47,7 @@ impl Network {
     pub(super) fn changed(&self, change: &dyn Fn(Tensor) -> Vec<Tensor>) -> Network {
         let infos = self.tensors.infos().iter().enumerate();
         let all = infos.flat_map(|(id, info)| {
-            let bytes = self.tensors.bytes(id).unwrap().to_vec();
+            let bytes = self.tensors.stored(id).unwrap().bytes.to_vec();
             change((info.name.clone(), info.dtype, info.shape.clone(), bytes))
         });
         Network {
@@ -598,7 +598,7 @@ fn the_final_norm_is_applied_between_loop_iterations() {
     let (hidden, vocab) = (first.arch.hidden_size, first.arch.vocab_size);
     let weight = {
         let id = first.tensors.find("model.norm.weight").unwrap();
-        let bytes = first.tensors.bytes(id).unwrap();
+        let bytes = &first.tensors.stored(id).unwrap().bytes;
         let values = bytes
             .chunks_exact(2)
             .map(|two| half::f16::from_le_bytes([two[0], two[1]]).to_f64());

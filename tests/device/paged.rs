@@ -8,7 +8,8 @@ use cmf_gpu::graph::Measured;
 use cmf_gpu::lm::run::Session;
 use cmf_gpu::lm::{ExpertOptions, LowerOptions, Plan, lower};
 use cmf_gpu::model::{FeedForward, Model, bind};
-use cmf_gpu::source::{Arch, Mask, MaskShape, Masks, MemoryTensors, TensorId, TensorInfo, Tensors};
+use cmf_gpu::source::{Arch, Mask, MaskShape, Masks, MemoryTensors, Stored, TensorId, TensorInfo, Tensors};
+use cmf_gpu::synthetic::{ExpertShape, Shape, synthetic};
 use half::f16;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -169,12 +170,12 @@ impl Tensors for Watched {
         self.tensors.find(name)
     }
 
-    fn bytes(&self, id: TensorId) -> Result<&[u8]> {
+    fn stored(&self, id: TensorId) -> Result<Stored<'_>> {
         if *self.broken.lock().unwrap() == Some(id) {
             return Err(Error::new(Kind::Io, format!("tensor {id} cannot be read")));
         }
         self.read.lock().unwrap().insert(id);
-        self.tensors.bytes(id)
+        self.tensors.stored(id)
     }
 
     fn masks(&self) -> Option<&Masks> {
@@ -214,6 +215,41 @@ impl Network {
         let (container, _guard) = crate::golden(name, Dtype::F16);
         let all = tensors(&container, 0, choose);
         Network::new(container.header().arch.clone(), all.filter_map(change).collect())
+    }
+
+    /// A mixture with rows of 256 weights, and random experts of one type that is read and never written.
+    pub fn of_blocks(dtype: Dtype) -> Network {
+        let real = Shape::named("qwen3-30b-a3b").unwrap();
+        let shape = Shape {
+            hidden: 256,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            vocab: 128,
+            experts: Some(ExpertShape {
+                count: 4,
+                top_k: 2,
+                width: 256,
+                shared: 0,
+            }),
+            ..real.with_layers(1).unwrap()
+        };
+        let (arch, all) = synthetic(&shape, Dtype::Q82f).unwrap();
+        let tensor = |(id, info): (usize, &TensorInfo)| {
+            let (name, shape) = (info.name.clone(), info.shape.clone());
+            if Projection::of(&name).is_none() {
+                return (name, info.dtype, shape, all.stored(id).unwrap().bytes.to_vec());
+            }
+            let (rows, cols) = info.rows_cols();
+            let mut bytes = vec![0; rows * dtype.row_bytes(cols).unwrap()];
+            dtype.fill_random(&mut bytes, [rows, cols], 1.0 / 16.0, &|bytes| {
+                let mut random = Random(id as u64);
+                bytes.iter_mut().for_each(|byte| *byte = random.next() as u8);
+            });
+            (name, dtype, shape, bytes)
+        };
+        let tensors = all.infos().iter().enumerate().map(tensor).collect();
+        Network::new(arch, tensors)
     }
 
     fn new(arch: Arch, tensors: Vec<Tensor>) -> Network {

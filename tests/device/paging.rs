@@ -229,12 +229,12 @@ fn a_model_larger_than_the_memory_allowed_is_paged() {
     let (_, plain) = synthetic(&shape, Dtype::Q8Row).unwrap();
     // The gates have another type than the rest of the experts.
     let recoded = plain.infos().iter().enumerate().map(|(id, info)| {
-        let (bytes, shape) = (plain.bytes(id).unwrap(), info.shape.clone());
+        let (bytes, shape) = (plain.stored(id).unwrap().bytes, info.shape.clone());
         if !(info.name.contains(".experts.") && info.name.contains("gate_proj")) {
             return (info.name.clone(), info.dtype, shape, bytes.to_vec());
         }
         let (rows, cols) = info.rows_cols();
-        let decoder = info.dtype.decoder(bytes, rows, cols).unwrap();
+        let decoder = info.dtype.decoder(&bytes, rows, cols).unwrap();
         let read = |first: usize, out: &mut [f32]| {
             let rows = out.chunks_mut(cols).enumerate();
             rows.for_each(|(row, out)| decoder.row(first + row, out));

@@ -10,9 +10,12 @@ const PREFILLS: [usize; 2] = [40, 21];
 
 /// With every number of slots, the bits are the same as with all experts on the device.
 fn same_bits(name: &str, network: &Network) {
-    let tokens = prompt(name);
+    same_bits_of(name, &prompt(name), network);
+}
+
+fn same_bits_of(name: &str, tokens: &[u32], network: &Network) {
     let mut resident = network.paged(None);
-    let wanted = PREFILLS.map(|prefill| logits(&mut resident, &tokens, prefill).unwrap());
+    let wanted = PREFILLS.map(|prefill| logits(&mut resident, tokens, prefill).unwrap());
     // Experts that do not matter would not be tested.
     assert_ne!(wanted[0], vec![wanted[0][0]; wanted[0].len()]);
     let (experts, top_k) = network.experts();
@@ -24,7 +27,7 @@ fn same_bits(name: &str, network: &Network) {
             assert!(session.plan().graph.weight_bytes() < resident.plan().graph.weight_bytes());
         }
         for (prefill, wanted) in PREFILLS.into_iter().zip(&wanted) {
-            let found = logits(&mut session, &tokens, prefill).unwrap();
+            let found = logits(&mut session, tokens, prefill).unwrap();
             assert!(found == *wanted, "{name}, {slots} slots, {prefill} in chunks");
         }
         let counters = session.counters();
@@ -44,6 +47,14 @@ fn experts_with_rows_of_varying_size_page() {
             None => Dtype::Q8Row,
         });
         same_bits("qwen3_5_moe", &apart);
+    }
+}
+
+#[test]
+fn experts_of_blocks_page() {
+    let tokens: Vec<u32> = (0..50).map(|i| i * 37 % 128).collect();
+    for dtype in Dtype::all().filter(|dtype| !dtype.has_encoder()) {
+        same_bits_of(dtype.name(), &tokens, &Network::of_blocks(dtype));
     }
 }
 

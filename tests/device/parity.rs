@@ -210,7 +210,7 @@ fn loops_do_not_depend_on_the_capacity_of_overlays() {
 /// The same tensors with one bit of one payload flipped.
 fn flipped(tensors: &dyn Tensors, id: TensorId, byte: usize, bit: u32) -> Arc<dyn Tensors> {
     let all = tensors.infos().iter().enumerate().map(|(i, info)| {
-        let mut payload = tensors.bytes(i).unwrap().to_vec();
+        let mut payload = tensors.stored(i).unwrap().bytes.to_vec();
         if i == id {
             payload[byte] ^= 1 << bit;
         }
@@ -300,7 +300,8 @@ fn rows_off_by_one_are_found() {
         let mut bad = case.rig(u64::MAX).unwrap();
         // Every row is read from where the next one is, the last from the first.
         let matrix = &mut bad.graph.matrices[0];
-        let source = source(matrix.planes, matrix.parts[0], &*bad.tensors).unwrap();
+        let stored = bad.tensors.stored(matrix.parts[0]).unwrap();
+        let source = source(matrix.planes, &stored).unwrap();
         let runs = &mut matrix.segments[0].runs;
         let rows = [1..runs[0].rows.end, 0..1];
         *runs = rows

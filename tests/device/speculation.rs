@@ -58,7 +58,7 @@ impl Network {
         let hidden = self.arch.hidden_size;
         let mut all = Vec::new();
         for (id, info) in self.tensors.infos().iter().enumerate() {
-            let payload = self.tensors.bytes(id).unwrap().to_vec();
+            let payload = self.tensors.stored(id).unwrap().bytes.to_vec();
             let mut add = |name: String| all.push((name, info.dtype, info.shape.clone(), payload.clone()));
             if let Some(part) = info.name.strip_prefix(&last) {
                 add(format!("model.mtp.layers.0.{part}"));
@@ -526,7 +526,7 @@ fn a_head_that_is_always_wrong_costs_steps_and_no_token() {
     let plain = ask(&mut network.session(0, 128), &PROMPT, &greedy(64));
     assert!(!plain.tokens.contains(&0));
     let all = network.tensors.infos().iter().enumerate().map(|(id, info)| {
-        let mut payload = network.tensors.bytes(id).unwrap().to_vec();
+        let mut payload = network.tensors.stored(id).unwrap().bytes.to_vec();
         // All logits are equal, so token 0 is drafted.
         if info.name == "model.mtp.norm.weight" {
             payload.fill(0);

@@ -2,8 +2,6 @@
 
 use crate::cli::args::{LoadArgs, whole};
 use crate::cli::context::{Result, usage};
-use crate::cli::convert::quant;
-use crate::cli::model::open;
 use crate::cli::overlay::{BLEND_HELP, SKILL_HELP};
 use cmf_gpu::LoadOptions;
 use cmf_gpu::dtype::Dtype;
@@ -14,8 +12,11 @@ use cmf_gpu::synthetic::Shape;
 const CTX_HELP: &str =
     "Length of the context in tokens; 0 = the length the model was trained for [default: as -p and -n need]";
 
+const QUANT_HELP: &str = "Quantises the matrices of a Hugging Face directory or a GGUF file to this type while loading \
+     [default: the types of the file]; the type of synthetic matrices [default: q4tp]";
+
 #[derive(clap::Args)]
-#[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)))]
+#[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)), mut_arg("quant", |arg| arg.help(QUANT_HELP)))]
 #[command(mut_arg("skill", |arg| arg.help(SKILL_HELP)), mut_arg("blend", |arg| arg.help(BLEND_HELP)))]
 pub struct Args {
     #[command(flatten)]
@@ -36,9 +37,6 @@ pub struct Args {
     /// Prints the memory that the model needs on a GPU and the cost of its programs; runs nothing and needs no GPU
     #[arg(long)]
     pub plan: bool,
-    /// The type of synthetic matrices
-    #[arg(long, default_value = "q4tp", value_parser = quant)]
-    pub quant: Dtype,
     /// Also measures basic operations of the device: reading memory, dispatches, empty workgroups
     #[arg(long)]
     pub costs: bool,
@@ -60,7 +58,7 @@ pub enum Form {
 
 /// What is measured, by the flags.
 pub enum Source {
-    /// A model file.
+    /// The model that is given.
     Model(Box<ModelSource>),
     /// Random weights.
     Synthetic(Shape),
@@ -75,7 +73,7 @@ impl Args {
                 let hint = "--layers needs --synthetic; the layers of a model file are fixed";
                 return Err(usage(hint));
             }
-            return Ok(Source::Model(Box::new(open(&self.load.model.path()?)?)));
+            return Ok(Source::Model(Box::new(self.load.open()?)));
         };
         if self.load.model.optional()?.is_some() {
             return Err(usage("--synthetic replaces MODEL, and both are given"));
@@ -85,6 +83,11 @@ impl Args {
             Some(layers) => shape.with_layers(layers)?,
             None => shape,
         }))
+    }
+
+    /// The type of synthetic matrices.
+    pub fn quant(&self) -> Dtype {
+        self.load.quant.quant.unwrap_or(Dtype::Q4tp)
     }
 
     /// The library's options. Errors: `Usage`.

@@ -13,16 +13,18 @@ use serde_json::{Value, json};
 pub fn run(args: &Args, source: Source, options: LoadOptions, context: &mut Context) -> Result {
     let report = match source {
         Source::Synthetic(shape) => {
-            let (arch, tensors) = synthetic(&shape, args.quant)?;
+            let (arch, tensors) = synthetic(&shape, args.quant())?;
             let planned = planned(&arch, &tensors, &options)?;
-            Report::new(arch.arch_name, planned.model.parameters(&tensors), planned)
+            Report::new("synthetic", arch.arch_name, planned.model.parameters(&tensors), planned)
         }
         Source::Model(source) => {
+            context.out.notices(&source.notes);
             let tensors = overlaid(&source, &options.overlay)?;
             let (task, notice) = resolve_task(&source, &options.overlay, &options.task)?;
             context.out.notices(&notice);
             let planned = planned(&source.arch, &*tensors, &options.task(task))?;
             Report::new(
+                source.format,
                 source.arch.arch_name.clone(),
                 planned.model.parameters(&*tensors),
                 planned,
@@ -39,6 +41,7 @@ pub fn run(args: &Args, source: Source, options: LoadOptions, context: &mut Cont
 }
 
 struct Report {
+    format: &'static str,
     name: String,
     parameters: u64,
     planned: Planned,
@@ -46,9 +49,10 @@ struct Report {
 }
 
 impl Report {
-    fn new(name: String, parameters: u64, planned: Planned) -> Report {
+    fn new(format: &'static str, name: String, parameters: u64, planned: Planned) -> Report {
         let cost = planned.plan.cost();
         Report {
+            format,
             name,
             parameters,
             planned,
@@ -80,9 +84,10 @@ impl Report {
         let Planned { model, plan, .. } = &self.planned;
         let cost = &self.cost;
         format!(
-            "{}: {} layers, {:.2} · 10⁹ weights in {}\ncontext {}: {} of keys and values, {} of recurrent states, {} of \
+            "{} ({}): {} layers, {:.2} · 10⁹ weights in {}\ncontext {}: {} of keys and values, {} of recurrent states, {} of \
              other buffers",
             self.name,
+            self.format,
             model.layers.len(),
             self.parameters as f64 / 1e9,
             size(cost.weight_bytes),
@@ -97,6 +102,7 @@ impl Report {
         let Planned { model, plan, task, .. } = &self.planned;
         let cost = &self.cost;
         json!({
+            "format": self.format,
             "name": self.name,
             "task": task,
             "layers": model.layers.len(),

@@ -1,5 +1,8 @@
 //! The table of device layouts.
 
+use super::blocks;
+use cmf_kernels_ref::dtype::gguf::types;
+
 /// A device layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Planes {
@@ -27,6 +30,34 @@ pub enum Planes {
     Bits2,
     /// 3, 4, 5, 6 or 8 bits per weight, different from row to row, an f16 scale per group.
     BitsN,
+    /// Signed bytes, an f16 scale per group.
+    I8Group,
+    /// 4-bit codes, an f16 scale and an f16 minimum per group.
+    Q41,
+    /// 5-bit codes, an f16 scale per group.
+    Q50,
+    /// 5-bit codes, an f16 scale and an f16 minimum per group.
+    Q51,
+    /// 4-bit codes of a table, an f16 scale per group.
+    Iq4Nl,
+    /// 4-bit floating-point numbers, a power of two per group.
+    Mxfp4,
+    /// 2-bit codes, 4-bit steps of scale and offset per half group, two f16 scales per 8 groups.
+    Q2K,
+    /// 3-bit codes, a 6-bit step per half group, an f16 scale per 8 groups.
+    Q3K,
+    /// 4-bit codes, 6-bit steps of scale and offset per group, two f16 scales per 8 groups.
+    Q4K,
+    /// 5-bit codes, else as [`Planes::Q4K`].
+    Q5K,
+    /// 6-bit codes, an 8-bit step per half group, an f16 scale per 8 groups.
+    Q6K,
+    /// 4-bit codes of a table, a 6-bit step per group, an f16 scale per 8 groups.
+    Iq4Xs,
+    /// 2-bit codes, an f16 scale per 8 groups.
+    Tq2,
+    /// 2-bit codes, an f16 scale per 4 groups.
+    Pq2,
 }
 
 /// How the rows of a layout differ in size.
@@ -85,8 +116,23 @@ macro_rules! shaders {
     };
 }
 
+/// The layout of a GGUF block type: its name, which is that of the file with its constants, its block, the bits of a code.
+macro_rules! blocks {
+    ($name:literal, $block:ident, $bits:literal) => {
+        Layout {
+            name: $name,
+            shaders: shaders!($name "block" "no_overlay"),
+            group_bytes: blocks::group_bytes($bits),
+            record_bytes: |groups| blocks::record_bytes(&types::$block, groups),
+            // Kernels read the word after the last step.
+            spare_bytes: [0, 4],
+            ..PLAIN
+        }
+    };
+}
+
 /// In the order of the enum.
-static TABLE: [Layout; 12] = [
+static TABLE: [Layout; 26] = [
     Layout {
         name: "f32",
         shaders: shaders!("f32" "no_overlay"),
@@ -177,6 +223,26 @@ static TABLE: [Layout; 12] = [
         rows: Rows::Widths,
         ..PLAIN
     },
+    Layout {
+        name: "i8_group",
+        shaders: shaders!("i8_group" "i8_codes" "no_overlay"),
+        group_bytes: 32,
+        record_bytes: padded_halves,
+        ..PLAIN
+    },
+    blocks!("q4_1", Q4_1, 4),
+    blocks!("q5_0", Q5_0, 5),
+    blocks!("q5_1", Q5_1, 5),
+    blocks!("iq4_nl", IQ4_NL, 4),
+    blocks!("mxfp4", MXFP4, 4),
+    blocks!("q2_k", Q2_K, 2),
+    blocks!("q3_k", Q3_K, 3),
+    blocks!("q4_k", Q4_K, 4),
+    blocks!("q5_k", Q5_K, 5),
+    blocks!("q6_k", Q6_K, 6),
+    blocks!("iq4_xs", IQ4_XS, 4),
+    blocks!("tq2_0", TQ2_0, 2),
+    blocks!("pq2_0", PQ2_0, 2),
 ];
 
 impl Planes {
@@ -194,6 +260,20 @@ impl Planes {
         Planes::Bits1Overlay,
         Planes::Bits2,
         Planes::BitsN,
+        Planes::I8Group,
+        Planes::Q41,
+        Planes::Q50,
+        Planes::Q51,
+        Planes::Iq4Nl,
+        Planes::Mxfp4,
+        Planes::Q2K,
+        Planes::Q3K,
+        Planes::Q4K,
+        Planes::Q5K,
+        Planes::Q6K,
+        Planes::Iq4Xs,
+        Planes::Tq2,
+        Planes::Pq2,
     ];
 
     pub(super) fn layout(self) -> &'static Layout {

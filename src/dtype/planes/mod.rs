@@ -14,15 +14,18 @@
 //!   next record begin. The entries follow the records, one word each, ordered by row and column: the column in the low half,
 //!   an f16 in the high half that replaces the code's value. Spare capacity holds [`NO_ENTRY`], so that the rows of another
 //!   tensor can be written over these.
+//! - Rows of GGUF blocks have records of their own, see [`blocks`]. They have the same size in all rows.
 //! - Groups that cross rows are stored as in the file. A record is the index of the row's first code. The number of columns
 //!   comes before all records.
 //!
-//! A matrix takes at most 2 % more memory on the device than in the file (q1t 12 %, since a base-3 digit takes two bits), unless
-//! its rows are narrow. The widest rows that take more, in columns: 160 of q4_block and q4_tiled, 256 of q4tp, 224 of vbit
-//! if all rows have 3 bits, 544 of q1t and 1568 of q1s without overlay entries, none of vbit_ro and q1; if the columns are not
-//! whole groups, 355 of q4_block and 1537 of f32, f16, bf16, q8_row and q8_2f.
+//! A matrix takes at most 2 % more memory on the device than in the file (q1t 12 %, TQ1_0 and PTQ1_0 24 %, since a base-3 digit
+//! takes two bits), unless its rows are narrow. The widest rows that take more, in columns: 160 of q4_block and q4_tiled, 256
+//! of q4tp, 224 of vbit if all rows have 3 bits, 544 of q1t and 1568 of q1s without overlay entries, none of vbit_ro and q1;
+//! 32 of Q8_0, 96 of Q5_0, 128 of PQ2_0 and PTQ1_0, 160 of Q4_0, IQ4_NL and MXFP4, 256 of IQ4_XS, TQ1_0 and TQ2_0, none of the
+//! other types of GGUF; if the columns are not whole groups, 355 of q4_block and 1537 of f32, f16, bf16, q8_row and q8_2f.
 
 mod amount;
+pub(super) mod blocks;
 mod flat;
 mod geometry;
 mod layout;

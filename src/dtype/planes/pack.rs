@@ -5,10 +5,10 @@
 //!
 //! - 1 bit: one word, quad q at bit q of each byte.
 //! - 2 bits: two words, word p holds quads 4p to 4p + 3, quad 4p + k at bit 2k; 0, 1 and -1 as signed numbers of two bits.
-//! - Other widths are split, from the lowest bits up: 4, 5, 6 and 8 bits have a nibble, 8 bits a second one, 3 and 6 bits a
-//!   pair of bits, 3 and 5 bits a single bit. A word of nibbles i holds quad 2i in the low nibbles of its bytes and quad 2i + 1
-//!   in the high ones. Pairs and single bits of more quads share a word, so placed that one shift and one mask give the nibbles
-//!   of two quads.
+//! - Other widths, and blocks of GGUF, are split, from the lowest bits up: 4, 5, 6 and 8 bits have a nibble, 8 bits a second
+//!   one, 2, 3 and 6 bits a pair of bits, 3 and 5 bits a single bit. A word of nibbles i holds quad 2i in the low nibbles of
+//!   its bytes and quad 2i + 1 in the high ones. Pairs and single bits of more quads share a word, so placed that one shift and
+//!   one mask give the nibbles of two quads.
 
 use super::amount::Amount;
 use crate::error::{Result, bail};
@@ -113,15 +113,23 @@ pub struct Width {
 impl Width {
     /// The split of codes of `width` bits. Errors: `Parse` for a width that the format does not have.
     pub fn of(width: u8) -> Result<Width> {
-        let (nibbles, pair, bit) = match width {
+        match width {
+            3..=6 | 8 => Ok(Width::of_block(width.into())),
+            _ => bail!(Parse, "expected a bit width of 3, 4, 5, 6 or 8, found {width}"),
+        }
+    }
+
+    /// The split of codes of 2, 3, 4, 5, 6 or 8 bits.
+    pub fn of_block(bits: u32) -> Width {
+        let (nibbles, pair, bit) = match bits {
+            2 => (0, Some(0), None),
             3 => (0, Some(0), Some(2)),
             4 => (1, None, None),
             5 => (1, None, Some(4)),
             6 => (1, Some(4), None),
-            8 => (2, None, None),
-            _ => bail!(Parse, "expected a bit width of 3, 4, 5, 6 or 8, found {width}"),
+            _ => (2, None, None),
         };
-        Ok(Width { nibbles, pair, bit })
+        Width { nibbles, pair, bit }
     }
 
     /// Vectors of nibbles and other words of a row.
@@ -245,8 +253,8 @@ mod tests {
 
     #[test]
     fn codes_of_every_width_come_back() {
-        for width in [3u8, 4, 5, 6, 8] {
-            let split = Width::of(width).unwrap();
+        for width in [2u8, 3, 4, 5, 6, 8] {
+            let split = Width::of_block(width.into());
             for groups in 1..6 {
                 let codes: Vec<u8> = (0..groups * 32u32)
                     .map(|i| (i.wrapping_mul(0x9E37_79B9) >> 24) as u8 >> (8 - width))

@@ -6,7 +6,8 @@ use super::geometry::Geometry;
 use super::layout::Planes;
 use super::overlay::Overlay;
 use super::widths::Widths;
-use crate::dtype::payload::Payload;
+use crate::dtype::order::Order;
+use crate::dtype::payload::{Payload, slice};
 use crate::error::{Result, bail};
 use std::ops::Range;
 
@@ -17,6 +18,9 @@ pub struct Source<'a> {
     repack: &'static Repack,
     contents: Contents<'a>,
     measure: Measure,
+    order: Order,
+    /// Weights and bytes of the blocks that rows consist of, where columns are reordered.
+    block: (usize, usize),
 }
 
 /// How an element type's rows become planes.
@@ -66,7 +70,53 @@ impl<'a> Source<'a> {
             repack,
             contents,
             measure,
+            order: Order::default(),
+            block: (1, 0),
         })
+    }
+
+    /// The tensor whose rows and columns the payload has in this order. Rows consist of blocks of `block` weights and bytes,
+    /// if they are nothing else.
+    ///
+    /// Errors: `UnsupportedTensorType` for rows that differ in size, and for columns that are not moved in whole blocks.
+    pub(crate) fn ordered(mut self, order: Order, block: Option<(usize, usize)>) -> Result<Source<'a>> {
+        if !order.is_same() && !matches!(self.contents, Contents::Even) {
+            bail!(UnsupportedTensorType, "rows that differ in size cannot be reordered");
+        }
+        if let Some(heads) = order.cols {
+            match block {
+                Some(block) if heads.keeps_blocks(block.0) => self.block = block,
+                _ => bail!(
+                    UnsupportedTensorType,
+                    "heads of {} columns, expected whole blocks of {}",
+                    heads.width,
+                    block.map_or(0, |block| block.0)
+                ),
+            }
+        }
+        self.order = order;
+        Ok(self)
+    }
+
+    /// Calls `use_row` with a payload and the place in it of a row of the tensor.
+    fn with_row(&self, row: usize, use_row: impl FnOnce(&Payload, usize) -> Result<()>) -> Result<()> {
+        let row = self.order.rows.source(row);
+        let Some(heads) = self.order.cols else {
+            return use_row(&self.payload, row);
+        };
+        let stored = self.payload.row(0, row)?;
+        let (weights, size) = self.block;
+        let mut bytes = vec![0; stored.len()];
+        for (block, out) in bytes.chunks_exact_mut(size.max(1)).enumerate() {
+            let source = heads.source(block * weights) / weights;
+            out.copy_from_slice(slice(stored, source * size, size)?);
+        }
+        let alone = Payload {
+            bytes: &bytes,
+            rows: 1,
+            ..self.payload
+        };
+        use_row(&alone, 0)
     }
 
     /// Its device layout.
@@ -144,7 +194,7 @@ impl<'a> Source<'a> {
             Contents::Even | Contents::Overlay(_) => {
                 let mut rows = out.chunks_exact_mut(self.geometry(range.len()).code_row_bytes());
                 range.try_for_each(|row| match rows.next() {
-                    Some(out) => (self.repack.codes)(&self.payload, row, out),
+                    Some(out) => self.with_row(row, |payload, row| (self.repack.codes)(payload, row, out)),
                     None => Ok(()),
                 })
             }
@@ -174,7 +224,7 @@ impl<'a> Source<'a> {
         }
         for (row, out) in range.zip(out.chunks_exact_mut(stride)) {
             match self.contents {
-                Contents::Even => (self.repack.scales)(&self.payload, row, out)?,
+                Contents::Even => self.with_row(row, |payload, row| (self.repack.scales)(payload, row, out))?,
                 Contents::Overlay(_) => {
                     let (begin, scales) = out.split_at_mut(4);
                     begin.copy_from_slice(&word(row, self.before_row(origin, row).words)?);

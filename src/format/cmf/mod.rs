@@ -37,6 +37,7 @@ pub use sections::{PerSection, Sections};
 pub use shards::{base_name, shard_path};
 pub use skills::{Selection, Skill, check_id, check_new_id};
 pub(crate) use skills::{registered, replaced_by};
+pub(crate) use verify::check_weights;
 pub use verify::{Failure, VerifyReport};
 #[cfg(feature = "tools")]
 pub use writer::{CmfWriter, SplitOptions, WrittenFiles};

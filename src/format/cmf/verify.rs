@@ -6,7 +6,7 @@ use super::file::{CmfFile, check_section};
 use super::skills::{registered, replaced_by};
 use crate::error::{Error, Result, bail};
 use crate::format::hash::check_hash;
-use crate::format::tensor::TensorId;
+use crate::format::tensor::{TensorId, TensorInfo};
 use rayon::prelude::*;
 use std::collections::HashSet;
 use std::path::Path;
@@ -132,6 +132,13 @@ fn tensor(container: &CmfContainer, id: TensorId) -> Result<()> {
     let (info, Payload { offset, hash, .. }) = (&container.infos()[id], container.payloads()[id]);
     let payload = container.bytes(id)?;
     check_hash(format_args!("payload at {offset:#x}"), payload, Some(hash))?;
+    check_weights(info, payload)
+}
+
+/// Checks the structure of a payload, and that its scales and weights are finite.
+///
+/// Errors: `Parse` for a payload that cannot be decoded; `NonFinite` with row and column.
+pub(crate) fn check_weights(info: &TensorInfo, payload: &[u8]) -> Result<()> {
     let (rows, cols) = info.rows_cols();
     let decoder = info.dtype.decoder(payload, rows, cols)?;
     info.dtype.verify_scales(payload, rows, cols)?;

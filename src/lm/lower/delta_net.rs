@@ -3,7 +3,7 @@
 use super::context::{Half, Lowering, Phase, Streams, vectors_of};
 use crate::error::{Result, bail};
 use crate::graph::Fill;
-use crate::model::{DeltaNet, DeltaProjections, Linear};
+use crate::model::{DeltaGates, DeltaInputs, DeltaNet, Linear};
 use crate::op::{self, Bind};
 
 /// Added to the squares of q and k before the root that divides them. Networks are trained with this value.
@@ -13,48 +13,50 @@ const LENGTH_EPS: f32 = 1e-6;
 fn locations(net: &DeltaNet) -> op::delta_net::Params {
     let group = net.value_heads / net.key_heads;
     let (keys, values) = (net.key_heads * net.key_dim, net.value_heads * net.value_dim);
-    let vectors = |elements: usize| (elements / 4) as u32;
-    match net.projections {
-        DeltaProjections::Split { .. } => op::delta_net::Params {
-            key_stride: vectors(net.key_dim),
-            k_at: vectors(keys),
-            v_at: vectors(2 * keys),
-            z_at: vectors(net.channels()),
-            value_stride: vectors(group * net.value_dim),
-            b_at: (net.channels() + values) as u32,
-            a_at: (net.channels() + values + net.value_heads) as u32,
-            gate_stride: group as u32,
-            ..op::delta_net::Params::default()
-        },
-        DeltaProjections::Fused { .. } => {
-            let stride = 2 * net.key_dim + 2 * group * net.value_dim;
-            let gates = net.key_heads * stride;
-            op::delta_net::Params {
-                key_stride: vectors(stride),
-                k_at: vectors(net.key_dim),
-                v_at: vectors(2 * net.key_dim),
-                z_at: vectors(2 * net.key_dim + group * net.value_dim),
-                value_stride: vectors(stride),
-                b_at: gates as u32,
-                a_at: (gates + group) as u32,
-                gate_stride: 2 * group as u32,
-                ..op::delta_net::Params::default()
-            }
+    let [key_stride, k_at, v_at, z_at, value_stride] = match net.inputs {
+        DeltaInputs::Split { .. } => [net.key_dim, keys, 2 * keys, net.channels(), group * net.value_dim],
+        DeltaInputs::Fused(_) => {
+            let v_at = 2 * net.key_dim;
+            let z_at = v_at + group * net.value_dim;
+            let stride = z_at + group * net.value_dim;
+            [stride, net.key_dim, v_at, z_at, stride]
         }
+    }
+    .map(|elements| (elements / 4) as u32);
+    let b_at = net.channels() + values;
+    let [a_at, gate_stride] = match net.gates {
+        DeltaGates::Split(_) => [b_at + net.value_heads, group],
+        DeltaGates::Fused(_) => [b_at + group, 2 * group],
+    };
+    op::delta_net::Params {
+        key_stride,
+        k_at,
+        v_at,
+        z_at,
+        value_stride,
+        b_at: b_at as u32,
+        a_at: a_at as u32,
+        gate_stride: gate_stride as u32,
+        ..op::delta_net::Params::default()
     }
 }
 
 /// The projections, in the order of their outputs.
-fn siblings(projections: &DeltaProjections) -> Vec<&Linear> {
-    match projections {
-        DeltaProjections::Split { qkv, z, b, a } => vec![qkv, z, b, a],
-        DeltaProjections::Fused { qkvz, ba } => vec![qkvz, ba],
+fn siblings(net: &DeltaNet) -> Vec<&Linear> {
+    let mut all = match &net.inputs {
+        DeltaInputs::Split { qkv, z } => vec![qkv, z],
+        DeltaInputs::Fused(qkvz) => vec![qkvz],
+    };
+    match &net.gates {
+        DeltaGates::Split([b, a]) => all.extend([b, a]),
+        DeltaGates::Fused(ba) => all.push(ba),
     }
+    all
 }
 
 /// Elements of one token's projections.
 pub(super) fn projected(net: &DeltaNet) -> usize {
-    siblings(&net.projections).iter().map(|linear| linear.rows).sum()
+    siblings(net).iter().map(|linear| linear.rows).sum()
 }
 
 impl Lowering<'_> {
@@ -70,7 +72,7 @@ impl Lowering<'_> {
             );
         }
         self.prefill_norm(&half.streams, half.norm, &half.name("gdn.norm"));
-        let stride = self.projections(&half.name("gdn.proj"), &siblings(&net.projections), &half.streams, None)?;
+        let stride = self.projections(&half.name("gdn.proj"), &siblings(net), &half.streams, None)?;
         self.recurrence(half, net, stride)?;
         let x = self.scratch.map(|scratch| scratch.attn);
         self.residual(&half.name("gdn.out"), &net.o, x, half, None)
@@ -107,6 +109,7 @@ impl Lowering<'_> {
             length_eps: LENGTH_EPS,
             eps: self.model.eps,
             y_stride: vectors_of(net.value_heads * net.value_dim),
+            y_tiled: u32::from(net.o_tiled),
             ..locations(net)
         };
         for phase in Phase::BOTH {

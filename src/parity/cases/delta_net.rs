@@ -39,7 +39,7 @@ fn two_slots() -> Vec<Vec<Token>> {
     ]
 }
 
-/// `fused`: q, k, v, z of a key head are next to each other.
+/// `fused`: q, k, v, z of a key head are next to each other. Outputs are tiled then, so that both orders occur.
 fn params([key_heads, value_heads, key_dim, value_dim, taps, states]: Dims, fused: bool) -> delta_net::Params {
     let heads_per_key = value_heads / key_heads;
     let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
@@ -67,6 +67,7 @@ fn params([key_heads, value_heads, key_dim, value_dim, taps, states]: Dims, fuse
         length_eps: 1e-2,
         eps: 1e-2,
         y_stride: values / 4 + 1,
+        y_tiled: u32::from(fused),
     };
     if !fused {
         return params;

@@ -66,7 +66,7 @@ impl Moe {
             experts: 8,
             top_k: 3,
             outputs: 24,
-            cols: 96,
+            cols: 96usize.next_multiple_of(dtype.row_multiple()),
             shared: 40,
             gated: true,
             sigmoid: false,

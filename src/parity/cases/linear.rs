@@ -86,7 +86,7 @@ pub fn add(table: &mut Table) {
 pub fn add_embed(table: &mut Table) {
     let embed = |dtype, rows, cols| Linear::plain(Kernel::Embed, dtype, rows, cols);
     for dtype in runnable() {
-        let ragged = (!dtype.needs_group_rows()).then_some((9, 36));
+        let ragged = (dtype.row_multiple() == 1).then_some((9, 36));
         for (rows, cols) in [(33, 32), (7, 576), (70, 1056)].into_iter().chain(ragged) {
             embed(dtype, rows, cols).add(table, "");
         }
@@ -113,7 +113,7 @@ fn add_products(table: &mut Table, kernel: Kernel, masked: bool, dtype: Dtype) {
         false => &[(1, 32), (5, 96), (6, 576), (7, 1056), (33, 96), (130, 576)],
         true => &[(5, 96), (6, 576), (33, 96), (130, 576)],
     };
-    let ragged = (!dtype.needs_group_rows()).then_some((7, 36));
+    let ragged = (dtype.row_multiple() == 1).then_some((7, 36));
     // The masked matvec_add has no bias.
     let can_bias = !(masked && kernel == Kernel::MatvecAdd);
     for (i, (rows, cols)) in dims.iter().copied().chain(ragged).enumerate() {
@@ -211,7 +211,7 @@ impl Linear {
             kernel,
             masked: false,
             parts: vec![(dtype, rows); if is_pair(kernel) { 2 } else { 1 }],
-            cols,
+            cols: cols.next_multiple_of(dtype.row_multiple()),
             tokens: if is_matmul(kernel) { vec![3] } else { vec![1] },
             norm: true,
             bias: false,
@@ -423,9 +423,8 @@ impl Linear {
 
 /// The weights of a tensor's first row.
 fn first_row(tensors: &dyn Tensors, id: TensorId) -> Result<Vec<f32>> {
-    let info = &tensors.infos()[id];
-    let (rows, cols) = info.rows_cols();
-    let mut row = vec![0.0; cols];
-    info.dtype.decoder(tensors.bytes(id)?, rows, cols)?.row(0, &mut row);
+    let stored = tensors.stored(id)?;
+    let mut row = vec![0.0; stored.info.rows_cols().1];
+    stored.decoder()?.row(0, &mut row);
     Ok(row)
 }

@@ -58,7 +58,7 @@ fn add_types(table: &mut Table, part: Part, dtype: Dtype) {
     for (what, values) in special(dtype) {
         add(what, &|moe| moe.values = values);
     }
-    if !dtype.needs_group_rows() {
+    if dtype.row_multiple() == 1 {
         add("", &|moe| (moe.outputs, moe.cols) = (7, 36));
     }
 }
@@ -109,6 +109,7 @@ fn cut(moe: &mut Moe) {
 fn add_case(table: &mut Table, what: &str, part: Part, dtype: Dtype, change: impl FnOnce(&mut Moe)) {
     let mut moe = Moe::plain(part, dtype);
     change(&mut moe);
+    moe.cols = moe.cols.next_multiple_of(dtype.row_multiple());
     let (kernel, weights) = part;
     let mut name = kernel.spec().name.to_string();
     if weights != Weights::None {

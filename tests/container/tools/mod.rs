@@ -56,9 +56,9 @@ fn payload(container: &CmfContainer, name: &str) -> Vec<u8> {
 /// The rows of a tensor.
 fn weights(tensors: &dyn Tensors, name: &str) -> Vec<Vec<f32>> {
     let id = tensors.find(name).unwrap_or_else(|| panic!("{name}"));
-    let info = &tensors.infos()[id];
-    let (rows, cols) = info.rows_cols();
-    let decoder = info.dtype.decoder(tensors.bytes(id).unwrap(), rows, cols).unwrap();
+    let stored = tensors.stored(id).unwrap();
+    let (rows, cols) = stored.info.rows_cols();
+    let decoder = stored.decoder().unwrap();
     let row = |row| {
         let mut weights = vec![0f32; cols];
         decoder.row(row, &mut weights);

@@ -1,6 +1,6 @@
 //! A GGUF file as a source: its tensors under the container's names, its metadata as a header.
 //!
-//! `network` reads the hyperparameters, `convert::tokenizer` rebuilds the tokenizer.
+//! `network` reads the hyperparameters, `import::tokenizer` rebuilds the tokenizer.
 
 mod delta;
 mod keys;
@@ -9,9 +9,8 @@ mod parts;
 
 use super::bind::bind;
 use super::family::Family;
-use super::import::Import;
-use super::matrix::{Encoding, Found, Matrix};
-use super::model::Model;
+use super::matrix::{Found, Matrix};
+use super::model::{Description, Model};
 use super::roles::{
     EXPERT, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, MTP_PREFIX, Role, SHARED_EXPERT, TAIL, is_router,
 };
@@ -33,6 +32,9 @@ const SAMPLING: [(&str, &str); 5] = [
     ("penalty_repeat", "repetition_penalty"),
 ];
 
+/// Prefix of the keys that describe a rotation of the weights. Without it they would be misread, so no such key is ignored.
+const ROTATION: &str = "prism.hadamard.";
+
 /// The gate projections of all experts of a layer, and the tensor with gate and up projections that some files have instead.
 const EXPERT_GATES: &str = "ffn_gate_exps.weight";
 const EXPERT_GATES_AND_UPS: &str = "ffn_gate_up_exps.weight";
@@ -46,14 +48,10 @@ impl Source {
         Parts::open(path).map(Source)
     }
 
-    /// The files.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.0.files()
-    }
-
     /// The model in the files.
-    pub fn model(&self) -> Result<Model<'_>> {
+    pub fn model(&self) -> Result<Model> {
         let metadata = self.0.metadata();
+        refuse_rotated(metadata)?;
         let Some(name) = metadata.string("general.architecture")? else {
             bail!(UnsupportedModel, "metadata key 'general.architecture' is missing");
         };
@@ -72,35 +70,31 @@ impl Source {
         let mut notes = Vec::new();
         let mut arch = network::read(&self.0, &keys, family, &mut notes)?;
         let mut found = self.tensors(family, &arch)?;
-        delta::join(&mut found, family, &arch)?;
         experts::split_stacked(&mut found, &arch)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.notes.extend(notes);
         let tokens = tokenizer::read(metadata, self.0.bytes())?;
         let mut provenance = Map::new();
-        provenance.insert("source_format".into(), "gguf".into());
         for key in ["general.name", "general.license"] {
             if let Some(value) = metadata.string(key)? {
                 provenance.insert(key.replace("general.", "source_"), value.into());
             }
         }
-        let sampling = sampling(metadata)?;
-        if !sampling.is_empty() {
-            provenance.insert("generation_config".into(), sampling.into());
-        }
         bound.notes.extend(tokens.notes);
-        Import {
+        Description {
+            format: "gguf",
             arch,
             tokenizer_config: tokens.config,
+            sampling: sampling(metadata)?,
             provenance,
             vocab: tokens.vocab,
-            bound,
+            files: self.0.files(),
         }
-        .model()
+        .model(bound)
     }
 
     /// The tensors under the container's names.
-    fn tensors(&self, family: &Family, arch: &Arch) -> Result<Found<'_>> {
+    fn tensors(&self, family: &Family, arch: &Arch) -> Result<Found> {
         let mut found = Found::new();
         for (file, tensor) in self.0.tensors().filter(|(_, tensor)| !network::describes(&tensor.name)) {
             let named = container_name(family, &tensor.name);
@@ -114,8 +108,7 @@ impl Source {
                 // The binder refuses unknown names.
                 None => (tensor.name.clone(), None),
             };
-            let encoding = Ok(Encoding::Blocks(tensor.kind));
-            let mut matrix = Matrix::in_file(tensor.shape.clone(), file, tensor.range.clone(), encoding)?;
+            let mut matrix = Matrix::in_file(tensor.shape.clone(), file, tensor.range.clone(), Ok(tensor.dtype))?;
             if family.gguf_interleaves_qk && role.is_some_and(|role| role.rotates) {
                 matrix = matrix.interleaved(arch.head_dim)?;
             }
@@ -136,6 +129,19 @@ impl Source {
             }
         }
         Ok(found)
+    }
+}
+
+/// Errors: `UnsupportedFeature` for a file whose weights are stored in a rotated basis.
+fn refuse_rotated(metadata: &Metadata) -> Result<()> {
+    let mut rotated: Vec<&str> = metadata.keys().filter(|key| key.starts_with(ROTATION)).collect();
+    rotated.sort_unstable();
+    match rotated.first() {
+        Some(key) => bail!(
+            UnsupportedFeature,
+            "metadata key '{key}': the weights are rotated by a Hadamard transform, which is not supported"
+        ),
+        None => Ok(()),
     }
 }
 

@@ -5,13 +5,13 @@
 use super::delta;
 use super::keys::Keys;
 use super::parts::Parts;
-use crate::convert::arch::{Dims, frequencies, set_window, slides};
-use crate::convert::family::{Family, Window};
-use crate::convert::roles::{HEAD, LM_HEAD, TAIL};
-use crate::convert::rope;
 use crate::error::{Result, bail};
 use crate::format::gguf::shortest;
 use crate::format::{Arch, LayerType, Moe, Yarn};
+use crate::import::arch::{Dims, frequencies, set_window, slides};
+use crate::import::family::{Family, Window};
+use crate::import::roles::{HEAD, LM_HEAD, TAIL};
+use crate::import::rope;
 
 /// Divisors of the rotary frequencies, stored as a tensor.
 const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -280,6 +280,6 @@ fn divisors(parts: &Parts, name: &str, frequencies: usize) -> Result<Option<Vec<
     }
     let mut divisors = vec![0.0; frequencies];
     let bytes = file.bytes().get(tensor.range.clone()).unwrap_or_default();
-    tensor.kind.decode(bytes, &mut divisors)?;
+    tensor.dtype.decoder(bytes, 1, frequencies)?.row(0, &mut divisors);
     Ok(Some(divisors.into_iter().map(shortest).collect()))
 }

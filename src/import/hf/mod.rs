@@ -9,9 +9,8 @@ mod tokens;
 
 use super::bind::bind;
 use super::experts;
-use super::import::Import;
-use super::matrix::{Encoding, Found, Matrix};
-use super::model::Model;
+use super::matrix::{Found, Matrix};
+use super::model::{Description, Model};
 use super::roles::MTP_NAMES;
 use crate::error::{Result, bail};
 use crate::format::{MappedFile, safetensors};
@@ -19,6 +18,7 @@ use folder::Folder;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -30,7 +30,7 @@ const NESTED: [(&str, &str); 3] = [
 ];
 /// One file of weights.
 struct Shard {
-    file: MappedFile,
+    file: Arc<MappedFile>,
     tensors: Vec<safetensors::Tensor>,
 }
 
@@ -55,13 +55,8 @@ impl Source {
         })
     }
 
-    /// The files of weights.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.shards.iter().map(|shard| shard.file.path())
-    }
-
     /// The model in the directory.
-    pub fn model(&self) -> Result<Model<'_>> {
+    pub fn model(&self) -> Result<Model> {
         let Some(config) = self.folder.json("config.json")? else {
             bail!(Io, "{}: there is no config.json", self.folder.0.display());
         };
@@ -82,8 +77,8 @@ impl Source {
                     continue;
                 };
                 let name = container_name(name);
-                let encoding = tensor.float().map(Encoding::Float);
-                let matrix = Matrix::in_file(tensor.shape.clone(), &shard.file, tensor.range.clone(), encoding)?;
+                let (shape, range) = (tensor.shape.clone(), tensor.range.clone());
+                let matrix = Matrix::in_file(shape, &shard.file, range, tensor.element())?;
                 if found.insert(name.clone(), matrix).is_some() {
                     bail!(Parse, "tensor '{name}' occurs twice");
                 }
@@ -102,19 +97,16 @@ impl Source {
                 .notes
                 .push("there is no tokenizer.json: the result only runs with token ids".into());
         }
-        let mut provenance = Map::new();
-        provenance.insert("source_format".into(), "safetensors".into());
-        if !tokens.sampling.is_empty() {
-            provenance.insert("generation_config".into(), tokens.sampling.into());
-        }
-        Import {
+        Description {
+            format: "safetensors",
             arch,
             tokenizer_config: tokens.config,
-            provenance,
+            sampling: tokens.sampling,
+            provenance: Map::new(),
             vocab,
-            bound,
+            files: self.shards.iter().map(|shard| shard.file.path().to_owned()).collect(),
         }
-        .model()
+        .model(bound)
     }
 }
 
@@ -151,7 +143,10 @@ fn container_name(name: String) -> String {
 fn open_shard(path: &Path) -> Result<Shard> {
     let file = MappedFile::open(path)?;
     let tensors = safetensors::parse(file.bytes()).map_err(|err| err.context(path.display()))?;
-    Ok(Shard { file, tensors })
+    Ok(Shard {
+        file: Arc::new(file),
+        tensors,
+    })
 }
 
 fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {

@@ -6,6 +6,7 @@ use crate::error::{Result, bail};
 use crate::format::MappedFile;
 use crate::format::gguf::{Gguf, Metadata, Tensor};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// All files of a model, open and checked, in order; never empty.
 pub(super) struct Parts {
@@ -14,7 +15,7 @@ pub(super) struct Parts {
 }
 
 struct Part {
-    file: MappedFile,
+    file: Arc<MappedFile>,
     gguf: Gguf,
 }
 
@@ -83,8 +84,8 @@ impl Parts {
     }
 
     /// The files.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.all().map(|part| part.file.path())
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.all().map(|part| part.file.path().to_owned()).collect()
     }
 
     /// The metadata of the model.
@@ -98,13 +99,13 @@ impl Parts {
     }
 
     /// Every tensor with its file.
-    pub fn tensors(&self) -> impl Iterator<Item = (&MappedFile, &Tensor)> {
+    pub fn tensors(&self) -> impl Iterator<Item = (&Arc<MappedFile>, &Tensor)> {
         self.all()
             .flat_map(|part| part.gguf.tensors.iter().map(|tensor| (&part.file, tensor)))
     }
 
     /// The tensor called `name`.
-    pub fn find(&self, name: &str) -> Option<(&MappedFile, &Tensor)> {
+    pub fn find(&self, name: &str) -> Option<(&Arc<MappedFile>, &Tensor)> {
         self.tensors().find(|(_, tensor)| tensor.name == name)
     }
 }
@@ -113,7 +114,10 @@ impl Part {
     fn open(path: &Path) -> Result<Part> {
         let file = MappedFile::open(path)?;
         let gguf = Gguf::parse(file.bytes()).map_err(|err| err.context(path.display()))?;
-        Ok(Part { file, gguf })
+        Ok(Part {
+            file: Arc::new(file),
+            gguf,
+        })
     }
 
     /// `None` for a file that is a whole model. Errors: `Parse` for numbers out of range.

@@ -3,16 +3,17 @@
 //! As llama.cpp's converter writes them: decay rates are stored as -exp(A_log), the convolution without its middle dimension.
 //! If inputs are split (`qwen35`), value heads are in tiled order: the first value head of every key head, then the second of
 //! every key head, and so on. If inputs are fused (`qwen3next`), value heads keep their order, and the fused tensor is split in
-//! two: q of all heads, k of all heads and v of all heads; z of all heads. Older files have the fused tensor.
+//! two: q of all heads, k of all heads and v of all heads; z of all heads. Older files have the fused tensor. Both forms are
+//! presented as they are.
 
 use super::keys::Keys;
-use crate::convert::arch::set_recurrent;
-use crate::convert::family::{Delta, Family};
-use crate::convert::matrix::{Found, Matrix};
-use crate::convert::order::{StackedProjections, TiledHeads};
-use crate::convert::roles::{GGUF_LAYER_PREFIX, LAYER_PREFIX, Role};
+use crate::dtype::TiledHeads;
 use crate::error::{Result, bail};
-use crate::format::{Arch, LayerType};
+use crate::format::Arch;
+use crate::import::arch::set_recurrent;
+use crate::import::family::{Delta, Family};
+use crate::import::matrix::Matrix;
+use crate::import::roles::Role;
 
 /// Hyperparameters of these families. The sections of the rotation do not affect text.
 pub(super) const KEYS: [&str; 8] = [
@@ -63,7 +64,7 @@ pub(super) fn read(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> 
 }
 
 /// A tensor of such a layer in the container's order and form.
-pub(super) fn arrange<'a>(mut matrix: Matrix<'a>, role: &Role, family: &Family, arch: &Arch) -> Result<Matrix<'a>> {
+pub(super) fn arrange(mut matrix: Matrix, role: &Role, family: &Family, arch: &Arch) -> Result<Matrix> {
     let Some(part) = role.name.strip_prefix("linear_attn.") else {
         return Ok(matrix);
     };
@@ -94,45 +95,4 @@ pub(super) fn arrange<'a>(mut matrix: Matrix<'a>, role: &Role, family: &Family, 
         "out_proj.weight" => matrix.tiled_cols(tiles(0, value)),
         _ => Ok(matrix),
     }
-}
-
-/// Joins q, k, v and z, which are one tensor in the container, where the file has two tensors. These are still in `found` under
-/// the file's names.
-///
-/// Errors: `UnsupportedModel` for tensors that do not have the heads of the keys, `Parse` when the file has both forms.
-pub(super) fn join(found: &mut Found, family: &Family, arch: &Arch) -> Result<()> {
-    if family.delta != Some(Delta::Fused) {
-        return Ok(());
-    }
-    let of = |dim: Option<usize>| dim.unwrap_or(0);
-    let (heads, key) = (of(arch.linear_num_key_heads), of(arch.linear_key_head_dim));
-    let values = of(arch.linear_num_value_heads).saturating_mul(of(arch.linear_value_head_dim));
-    for (layer, kind) in arch.layer_types.iter().enumerate() {
-        if *kind != LayerType::LinearAttention {
-            continue;
-        }
-        let file = |part: &str| format!("{GGUF_LAYER_PREFIX}{layer}.{part}.weight");
-        let (qkv, z) = (file("attn_qkv"), file("attn_gate"));
-        if !found.contains_key(&qkv) || !found.contains_key(&z) {
-            continue;
-        }
-        let (Some(upper), Some(lower)) = (found.remove(&qkv), found.remove(&z)) else {
-            continue;
-        };
-        if heads == 0 || !values.is_multiple_of(heads) {
-            bail!(
-                UnsupportedModel,
-                "tensor '{z}' has {values} rows, expected a multiple of {heads} key heads"
-            );
-        }
-        let widths = [key, key, values / heads, values / heads];
-        let all = upper
-            .stacked(lower, StackedProjections { heads, widths })
-            .map_err(|err| err.context(format!("tensors '{qkv}' and '{z}'")))?;
-        let name = format!("{LAYER_PREFIX}{layer}.linear_attn.in_proj_qkvz.weight");
-        if found.insert(name.clone(), all).is_some() {
-            bail!(Parse, "tensor '{name}' occurs twice, once as two tensors");
-        }
-    }
-    Ok(())
 }

@@ -5,11 +5,12 @@
 
 use super::arch;
 use super::experts;
-use super::family::Family;
+use super::family::{Delta, Family};
 use super::matrix::Found;
 use super::model::Tensor;
 use super::roles::{
-    DENSE_PREFIX, EMBED, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, ROUTER, Role, TAIL, layer_roles,
+    DELTA_INPUT, DENSE_PREFIX, EMBED, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, Need, ROUTER, Role, TAIL,
+    layer_roles,
 };
 use crate::error::{Result, bail, error};
 use crate::format::{Arch, LayerType, Mtp};
@@ -19,8 +20,8 @@ use std::collections::HashSet;
 const LISTED: usize = 5;
 
 /// The tensors to write, and the names of those that are left out.
-pub(super) struct Bound<'a> {
-    pub tensors: Vec<Tensor<'a>>,
+pub(super) struct Bound {
+    pub tensors: Vec<Tensor>,
     pub dropped: Vec<String>,
     pub notes: Vec<String>,
 }
@@ -30,7 +31,7 @@ pub(super) struct Bound<'a> {
 ///
 /// Errors: `Parse` for an impossible network or a wrong shape, `MissingTensor`, `UnsupportedModel` for a tensor that the
 /// network does not use.
-pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, found: Found<'a>) -> Result<Bound<'a>> {
+pub(super) fn bind(family: &Family, arch: &mut Arch, found: Found) -> Result<Bound> {
     if arch.mtp.is_none() {
         arch.mtp = unannounced_draft_head(&found);
     }
@@ -41,10 +42,11 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, found: Found<'a>) -> Re
         notes.push("the configuration announces a draft head, and the source has no tensors of one".to_owned());
     }
     let routers = found.keys().filter_map(|name| name.strip_suffix(ROUTER));
+    let mixtures = routers.filter(|_| arch.moe.is_some()).map(str::to_owned).collect();
     let mut binder = Binder {
         family,
         arch,
-        routers: routers.map(str::to_owned).collect(),
+        mixtures,
         found,
         missing: Vec::new(),
         tensors: Vec::new(),
@@ -72,17 +74,17 @@ pub(super) fn bind<'a>(family: &Family, arch: &mut Arch, found: Found<'a>) -> Re
     })
 }
 
-struct Binder<'n, 'a> {
+struct Binder<'n> {
     family: &'n Family,
     arch: &'n Arch,
-    found: Found<'a>,
-    /// Prefixes of the layers with a router.
-    routers: HashSet<String>,
+    found: Found,
+    /// Prefixes of the layers that are mixtures of experts.
+    mixtures: HashSet<String>,
     missing: Vec<String>,
-    tensors: Vec<Tensor<'a>>,
+    tensors: Vec<Tensor>,
 }
 
-impl Binder<'_, '_> {
+impl Binder<'_> {
     /// Takes the tensors of the network without its draft head; the last is the output projection, if there is one.
     fn network(&mut self) -> Result<()> {
         self.take_all("", HEAD)?;
@@ -101,8 +103,13 @@ impl Binder<'_, '_> {
     }
 
     fn layer(&mut self, prefix: &str, kind: LayerType) -> Result<()> {
-        let is_mixture = self.arch.moe.is_some() && self.routers.contains(prefix);
-        for role in layer_roles(kind).filter(|role| !(is_mixture && role.name.starts_with(DENSE_PREFIX))) {
+        let is_mixture = self.mixtures.contains(prefix);
+        let inputs = self.delta_inputs(prefix);
+        let belongs = |role: &&Role| match role.need {
+            Need::DeltaInputs(stored) => inputs == Some(stored),
+            _ => !(is_mixture && role.name.starts_with(DENSE_PREFIX)),
+        };
+        for role in layer_roles(kind).filter(belongs) {
             self.take(prefix, role)?;
         }
         if is_mixture {
@@ -111,6 +118,12 @@ impl Binder<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// How the projections to q, k, v and z of a layer are stored.
+    fn delta_inputs(&self, prefix: &str) -> Option<Delta> {
+        let split = self.found.contains_key(&format!("{prefix}{DELTA_INPUT}"));
+        self.family.delta.map(|usual| if split { Delta::Split } else { usual })
     }
 
     fn take_all(&mut self, prefix: &str, roles: &[Role]) -> Result<()> {

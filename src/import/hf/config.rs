@@ -3,11 +3,11 @@
 //! Knows the keys of Hugging Face configurations and refuses those that it does not support. Knows no tensors.
 
 use super::keys::{Keys, brief};
-use crate::convert::arch::{Dims, frequencies, set_recurrent, set_window, slides};
-use crate::convert::family::{Family, Renormalise, Window};
-use crate::convert::rope::{self, Llama3};
 use crate::error::{Result, bail};
 use crate::format::{Arch, HiddenAct, LayerType, Moe, Mtp, Yarn};
+use crate::import::arch::{Dims, frequencies, set_recurrent, set_window, slides};
+use crate::import::family::{Family, Renormalise, Window};
+use crate::import::rope::{self, Llama3};
 use serde_json::{Map, Value};
 
 /// The contents of `config.json`.

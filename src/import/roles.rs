@@ -59,6 +59,9 @@ pub(super) enum Need {
     Delta,
     /// In families with Gated DeltaNet layers whose inputs are stored like this.
     DeltaOf(Delta),
+    /// In families with Gated DeltaNet layers: the projections to q, k, v and z, stored like this. Files of families whose
+    /// inputs are fused may have them split; then a layer has only these.
+    DeltaInputs(Delta),
     /// In families with four norms a layer.
     Sandwich,
     /// In families with two norms a layer and without Gated DeltaNet layers.
@@ -84,6 +87,8 @@ impl Need {
             Need::GatedQuery(required) => (family.delta.is_some(), required),
             Need::Delta => (family.delta.is_some(), true),
             Need::DeltaOf(delta) => (family.delta == Some(delta), true),
+            Need::DeltaInputs(Delta::Split) => (family.delta.is_some(), true),
+            Need::DeltaInputs(Delta::Fused) => (family.delta == Some(Delta::Fused), true),
             Need::Sandwich => (family.sandwich, true),
             Need::TwoNorms => (!family.sandwich && family.delta.is_none(), true),
             Need::DeltaNorms => (!family.sandwich && family.delta.is_some(), true),
@@ -131,13 +136,16 @@ impl Role {
 }
 
 /// Name of the token embedding.
-pub(super) const EMBED: &str = "model.embed_tokens.weight";
+pub const EMBED: &str = "model.embed_tokens.weight";
 /// Name of the output projection.
-pub(super) const LM_HEAD: &str = "lm_head.weight";
+pub const LM_HEAD: &str = "lm_head.weight";
 /// Prefix of the layers' tensors in the container, before the layer's number.
-pub(super) const LAYER_PREFIX: &str = "model.layers.";
+pub const LAYER_PREFIX: &str = "model.layers.";
 /// Prefix of the layers' tensors in a GGUF file, before the layer's number.
 pub(super) const GGUF_LAYER_PREFIX: &str = "blk.";
+
+/// The projection to q, k and v of a layer whose inputs are split, after the layer's prefix.
+pub(super) const DELTA_INPUT: &str = "linear_attn.in_proj_qkv.weight";
 
 /// The tensors before the layers.
 pub(super) const HEAD: &[Role] = rows! {
@@ -164,11 +172,11 @@ pub(super) const LAYER: &[Role] = rows! {
     "linear_attn.A_log", "ssm_a", [DeltaHeads], Delta;
     "linear_attn.conv1d.weight", "ssm_conv1d.weight", [DeltaChannels, One, Taps], Delta;
     "linear_attn.dt_bias", "ssm_dt.bias", [DeltaHeads], Delta;
-    "linear_attn.in_proj_qkv.weight", "attn_qkv.weight", [DeltaChannels, Hidden], DeltaOf(Delta::Split);
-    "linear_attn.in_proj_z.weight", "attn_gate.weight", [DeltaValues, Hidden], DeltaOf(Delta::Split);
+    DELTA_INPUT, "attn_qkv.weight", [DeltaChannels, Hidden], DeltaInputs(Delta::Split);
+    "linear_attn.in_proj_z.weight", "attn_gate.weight", [DeltaValues, Hidden], DeltaInputs(Delta::Split);
     "linear_attn.in_proj_b.weight", "ssm_beta.weight", [DeltaHeads, Hidden], DeltaOf(Delta::Split);
     "linear_attn.in_proj_a.weight", "ssm_alpha.weight", [DeltaHeads, Hidden], DeltaOf(Delta::Split);
-    "linear_attn.in_proj_qkvz.weight", "ssm_in.weight", [DeltaAll, Hidden], DeltaOf(Delta::Fused);
+    "linear_attn.in_proj_qkvz.weight", "ssm_in.weight", [DeltaAll, Hidden], DeltaInputs(Delta::Fused);
     "linear_attn.in_proj_ba.weight", "ssm_ba.weight", [TwoDeltaHeads, Hidden], DeltaOf(Delta::Fused);
     "linear_attn.norm.weight", "ssm_norm.weight", [DeltaHead], Delta;
     "linear_attn.out_proj.weight", "ssm_out.weight", [Hidden, DeltaValues], Delta;
@@ -197,13 +205,14 @@ pub(super) fn layer_roles(kind: LayerType) -> impl Iterator<Item = &'static Role
 }
 
 /// Whether a tensor is a gate of a recurrence. Gates are small and errors in them are amplified.
-pub(super) fn is_recurrent_gate(name: &str) -> bool {
+#[cfg(feature = "tools")]
+pub fn is_recurrent_gate(name: &str) -> bool {
     const GATES: [&str; 3] = ["in_proj_a.weight", "in_proj_b.weight", "in_proj_ba.weight"];
     GATES.iter().any(|gate| name.ends_with(gate))
 }
 
 /// Whether a tensor routes tokens to experts, or weights the shared expert.
-pub(super) fn is_router(name: &str) -> bool {
+pub fn is_router(name: &str) -> bool {
     name.ends_with(ROUTER) || name.ends_with("mlp.shared_expert_gate.weight")
 }
 

@@ -50,9 +50,6 @@ pub(super) fn read(metadata: &Metadata, bytes: &[u8]) -> Result<Tokens> {
     let document = vocabulary.document(metadata, rebuilt)?;
     let vocab = serde_json::to_vec(&document);
     let vocab = vocab.map_err(|err| error!(Tokenizer, "the rebuilt tokenizer is not valid JSON: {err}"))?;
-    // Readers of the container load it later; an error here can still name the source.
-    tokenizers::Tokenizer::from_bytes(&vocab)
-        .map_err(|err| error!(Tokenizer, "the file's tokenizer does not work: {err}"))?;
     Ok(Tokens {
         vocab: Some(vocab),
         config: vocabulary.config(metadata, &mut notes)?,

@@ -1,60 +1,39 @@
-//! A tensor of a source, in any encoding and order, readable as rows of f32.
+//! A tensor of a source, in any encoding and order: rows of f32, or the payload as the file has it.
 //!
 //! Reads from a mapped file, a few rows at a time and from several threads. Knows encodings, not names.
 
-use super::order::{StackedProjections, TiledHeads, interleaved};
-use crate::dtype::Dtype;
+use super::stacked::StackedProjections;
+use crate::dtype::{Dtype, Order, RowOrder, TiledHeads};
 use crate::error::{Error, Result, bail, error};
 use crate::format::cmf::CmfContainer;
-use crate::format::gguf::BlockType;
-use crate::format::safetensors::Float;
 use crate::format::{MappedFile, TensorId, check_hash};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Values compared at a time.
 const COMPARED: usize = 1 << 18;
 
 /// Source tensors by the container's name.
-pub(super) type Found<'a> = HashMap<String, Matrix<'a>>;
-
-/// How a tensor's bytes encode its values.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Encoding {
-    Float(Float),
-    Blocks(BlockType),
-    Container(Dtype),
-}
+pub type Found = HashMap<String, Matrix>;
 
 /// The mapping that the bytes belong to.
 #[derive(Clone)]
-enum Origin<'a> {
-    File(&'a MappedFile, Range<usize>),
-    Container(&'a CmfContainer, TensorId),
+enum Origin {
+    File(Arc<MappedFile>, Range<usize>),
+    Container(Arc<CmfContainer>, TensorId),
 }
 
-/// The order of rows (of a vector: elements) in the source.
-enum RowOrder<'a> {
-    /// That of the container.
-    Same,
-    /// Heads of this many rows, whose two halves are interleaved.
-    Interleaved(usize),
-    /// Tiled heads.
-    Tiled(TiledHeads),
-    /// Projections one after another; the last rows are another tensor of the source.
-    Stacked(Box<Stacked<'a>>),
-}
-
-/// The second tensor of stacked projections.
-struct Stacked<'a> {
-    lower: Matrix<'a>,
+/// The second tensor of stacked projections, whose last rows it holds.
+struct Stacked {
+    lower: Matrix,
     /// Rows of the first tensor.
     upper_rows: usize,
     projections: StackedProjections,
 }
 
 /// The function that the source has applied to every value.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Applied {
     /// None.
     Identity,
@@ -65,101 +44,137 @@ enum Applied {
 }
 
 /// One tensor of a source.
-pub(super) struct Matrix<'a> {
+pub struct Matrix {
     /// Row-major shape.
     pub shape: Vec<u64>,
-    bytes: &'a [u8],
+    origin: Origin,
     /// An error means that the type cannot be read. It is reported when the tensor is used.
-    encoding: Result<Encoding>,
-    rows: RowOrder<'a>,
-    /// Heads in tiled order along the columns.
-    tiled_cols: Option<TiledHeads>,
+    dtype: Result<Dtype>,
+    /// The source's checksum of the bytes.
+    hash: Option<u64>,
+    /// Of a vector, the order of rows is that of its elements.
+    order: Order,
+    stacked: Option<Box<Stacked>>,
     applied: Applied,
-    origin: Origin<'a>,
 }
 
 /// Writes the rows from the given one on to a slice, as many as fit.
-pub(super) type Reader<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + Sync + 'a>;
+pub type Reader<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + Sync + 'a>;
 
-impl<'a> Matrix<'a> {
-    fn new(shape: Vec<u64>, bytes: &'a [u8], encoding: Result<Encoding>, origin: Origin<'a>) -> Matrix<'a> {
+impl Matrix {
+    fn new(shape: Vec<u64>, dtype: Result<Dtype>, origin: Origin) -> Matrix {
         Matrix {
             shape,
-            bytes,
-            encoding,
-            rows: RowOrder::Same,
-            tiled_cols: None,
-            applied: Applied::Identity,
             origin,
+            dtype,
+            hash: None,
+            order: Order::default(),
+            stacked: None,
+            applied: Applied::Identity,
         }
     }
 
     /// The tensor in `range` of a file. Errors: `Bounds` when the range reaches past the end.
-    pub fn in_file(
+    pub(super) fn in_file(
         shape: Vec<u64>,
-        file: &'a MappedFile,
+        file: &Arc<MappedFile>,
         range: Range<usize>,
-        encoding: Result<Encoding>,
-    ) -> Result<Matrix<'a>> {
-        file.check_length()?;
-        match file.bytes().get(range.clone()) {
-            Some(bytes) => Ok(Matrix::new(shape, bytes, encoding, Origin::File(file, range))),
-            None => bail!(Bounds, "{}: bytes {range:?} lie past the end", file.path().display()),
+        dtype: Result<Dtype>,
+    ) -> Result<Matrix> {
+        if file.bytes().get(range.clone()).is_none() {
+            bail!(Bounds, "{}: bytes {range:?} lie past the end", file.path().display());
         }
+        Ok(Matrix::new(shape, dtype, Origin::File(file.clone(), range)))
     }
 
     /// A tensor of a container.
-    pub fn in_container(container: &'a CmfContainer, id: TensorId) -> Result<Matrix<'a>> {
-        let bytes = container.bytes(id)?;
+    pub fn in_container(container: &Arc<CmfContainer>, id: TensorId) -> Matrix {
         let info = &container.infos()[id];
-        let encoding = Ok(Encoding::Container(info.dtype));
-        let origin = Origin::Container(container, id);
-        Ok(Matrix::new(info.shape.clone(), bytes, encoding, origin))
+        let origin = Origin::Container(container.clone(), id);
+        Matrix {
+            hash: Some(container.payloads()[id].hash),
+            ..Matrix::new(info.shape.clone(), Ok(info.dtype), origin)
+        }
+    }
+
+    /// The payload's type. Errors: that of a type which cannot be read.
+    pub fn dtype(&self) -> Result<Dtype> {
+        self.dtype.clone()
+    }
+
+    /// The payload as the file has it. Errors: `Io` if the file was truncated.
+    pub fn bytes(&self) -> Result<&[u8]> {
+        match &self.origin {
+            Origin::File(file, range) => {
+                file.check_length()?;
+                // The range was checked when the tensor was found.
+                Ok(file.bytes().get(range.clone()).unwrap_or_default())
+            }
+            Origin::Container(container, id) => container.bytes(*id),
+        }
+    }
+
+    /// Where the payload begins in its file, and which file that is.
+    pub fn place(&self) -> Option<(&std::path::Path, u64)> {
+        match &self.origin {
+            Origin::File(file, range) => Some((file.path(), range.start as u64)),
+            Origin::Container(..) => None,
+        }
+    }
+
+    /// The type of the payload and the order of its rows and columns, if the values of the tensor are those of the payload.
+    pub fn stored(&self) -> Option<(Dtype, Order)> {
+        let as_it_is = self.stacked.is_none() && self.applied == Applied::Identity;
+        self.dtype
+            .as_ref()
+            .ok()
+            .filter(|_| as_it_is)
+            .map(|&dtype| (dtype, self.order))
     }
 
     /// The same tensor, whose rows (of a vector: elements) are heads of `head_dim` with interleaved halves: the source has
     /// rows j and j + head_dim/2 of a head at 2j and 2j+1.
     ///
     /// Errors: `UnsupportedModel` when the rows are not whole heads.
-    pub fn interleaved(mut self, head_dim: usize) -> Result<Matrix<'a>> {
+    pub fn interleaved(mut self, head_dim: usize) -> Result<Matrix> {
         let rotating = self.shape.first().copied().unwrap_or(0);
         if head_dim == 0 || !head_dim.is_multiple_of(2) || !rotating.is_multiple_of(head_dim as u64) {
             bail!(UnsupportedModel, "{rotating} rows are not whole heads of {head_dim}");
         }
-        self.rows = RowOrder::Interleaved(head_dim);
+        self.order.rows = RowOrder::Interleaved(head_dim);
         Ok(self)
     }
 
     /// The same tensor, to every value of which the source has added `excess`.
-    pub fn less(mut self, excess: f32) -> Matrix<'a> {
+    pub fn less(mut self, excess: f32) -> Matrix {
         self.applied = Applied::Plus(excess);
         self
     }
 
     /// The same tensor, of whose values v the source holds -exp(v).
-    pub fn negative_exponentials(mut self) -> Matrix<'a> {
+    pub fn negative_exponentials(mut self) -> Matrix {
         self.applied = Applied::NegativeExponential;
         self
     }
 
     /// The same tensor, whose rows (of a vector: elements) are tiled heads. Errors: `UnsupportedModel` when they are not.
-    pub fn tiled_rows(mut self, heads: TiledHeads) -> Result<Matrix<'a>> {
+    pub fn tiled_rows(mut self, heads: TiledHeads) -> Result<Matrix> {
         heads.check(self.shape.first().copied().unwrap_or(0))?;
-        self.rows = RowOrder::Tiled(heads);
+        self.order.rows = RowOrder::Tiled(heads);
         Ok(self)
     }
 
     /// The same tensor, whose columns are tiled heads. Errors: `UnsupportedModel` when they are not.
-    pub fn tiled_cols(mut self, heads: TiledHeads) -> Result<Matrix<'a>> {
+    pub fn tiled_cols(mut self, heads: TiledHeads) -> Result<Matrix> {
         heads.check(self.shape.last().copied().unwrap_or(0))?;
-        self.tiled_cols = Some(heads);
+        self.order.cols = Some(heads);
         Ok(self)
     }
 
     /// The rows of this matrix, then those of `lower`, which together are stacked projections.
     ///
     /// Errors: `UnsupportedModel` when the rows of both are not these heads, or differ in length.
-    pub fn stacked(mut self, lower: Matrix<'a>, projections: StackedProjections) -> Result<Matrix<'a>> {
+    pub fn stacked(mut self, lower: Matrix, projections: StackedProjections) -> Result<Matrix> {
         let ([upper_rows, cols], [lower_rows, lower_cols]) = (&self.shape[..], &lower.shape[..]) else {
             bail!(
                 UnsupportedModel,
@@ -181,7 +196,7 @@ impl<'a> Matrix<'a> {
             );
         }
         self.shape = vec![rows.unwrap_or(0), cols];
-        self.rows = RowOrder::Stacked(Box::new(Stacked {
+        self.stacked = Some(Box::new(Stacked {
             lower,
             upper_rows: upper_rows as usize,
             projections,
@@ -190,7 +205,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// A vector as a matrix of one row; matrices are unchanged.
-    pub fn one_row(mut self) -> Matrix<'a> {
+    pub fn one_row(mut self) -> Matrix {
         if self.shape.len() == 1 {
             self.shape.insert(0, 1);
         }
@@ -200,20 +215,13 @@ impl<'a> Matrix<'a> {
     /// `rows` rows from row `first` on, as a matrix of their own. All dimensions but the last count as rows.
     ///
     /// Errors: `Bounds` when there are not so many, `UnsupportedTensorType` for a tensor whose rows cannot be separated.
-    pub fn rows(&self, first: usize, rows: usize) -> Result<Matrix<'a>> {
-        let in_order = matches!(self.rows, RowOrder::Same) && self.tiled_cols.is_none();
-        if !in_order || matches!(self.applied, Applied::NegativeExponential) {
+    pub fn rows(&self, first: usize, rows: usize) -> Result<Matrix> {
+        let in_order = self.order.is_same() && self.stacked.is_none();
+        if !in_order || self.applied == Applied::NegativeExponential {
             bail!(UnsupportedTensorType, "rows of a reordered tensor cannot be separated");
         }
         let (all, cols) = self.rows_cols();
-        let row_bytes = match self.encoding.clone()? {
-            Encoding::Float(float) => cols.checked_mul(float.bytes()),
-            Encoding::Blocks(kind) => {
-                let (weights, size) = kind.block();
-                (cols / weights).checked_mul(size)
-            }
-            Encoding::Container(dtype) => bail!(UnsupportedTensorType, "rows of {} cannot be separated", dtype.name()),
-        };
+        let row_bytes = self.dtype()?.row_bytes(cols);
         let Origin::File(file, range) = &self.origin else {
             bail!(
                 UnsupportedTensorType,
@@ -226,7 +234,7 @@ impl<'a> Matrix<'a> {
             Some(at(first)?..at(end).filter(|&end| end <= range.end)?)
         };
         let bytes = bytes().ok_or_else(|| past(first))?;
-        let part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.encoding.clone())?;
+        let part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.dtype())?;
         Ok(Matrix {
             applied: self.applied,
             ..part
@@ -235,20 +243,18 @@ impl<'a> Matrix<'a> {
 
     /// Errors: `HashMismatch` when the bytes do not have the source's checksum, if it has one.
     pub fn intact(&self) -> Result<()> {
-        match self.origin {
-            Origin::Container(container, id) => {
-                check_hash("payload", self.bytes, Some(container.payloads()[id].hash)).map(drop)
-            }
-            Origin::File(..) => Ok(()),
+        match self.hash {
+            Some(stored) => check_hash("payload", self.bytes()?, Some(stored)).map(drop),
+            None => Ok(()),
         }
     }
 
     /// Errors: that of a type which cannot be read.
     pub fn readable(&self) -> Result<()> {
-        if let RowOrder::Stacked(stacked) = &self.rows {
+        if let Some(stacked) = &self.stacked {
             stacked.lower.readable()?;
         }
-        self.encoding.clone().map(|_| ())
+        self.dtype().map(drop)
     }
 
     /// Rows and columns: a vector is one row, of more dimensions all but the last count as rows.
@@ -258,14 +264,17 @@ impl<'a> Matrix<'a> {
         (rows, cols)
     }
 
-    /// The bytes, if they are a payload of `dtype` already.
-    pub fn stored_as(&self, dtype: Dtype) -> Option<&'a [u8]> {
-        matches!(self.encoding, Ok(Encoding::Container(stored)) if stored == dtype).then_some(self.bytes)
+    /// The payload in the container, if it is one of `dtype` already. Errors: as [`Matrix::bytes`].
+    pub fn copied(&self, dtype: Dtype) -> Result<Option<&[u8]>> {
+        match (&self.origin, &self.dtype) {
+            (Origin::Container(..), Ok(stored)) if *stored == dtype => self.bytes().map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Gives the mapped pages back: the bytes are not needed any more.
     pub fn release(&self) {
-        if let RowOrder::Stacked(stacked) = &self.rows {
+        if let Some(stacked) = &self.stacked {
             stacked.lower.release();
         }
         match &self.origin {
@@ -276,83 +285,69 @@ impl<'a> Matrix<'a> {
 
     /// A reader of rows in the container's order. Errors, also those of the reader: `Bounds` when bytes and shape do not fit,
     /// `Parse` for a malformed payload.
-    pub fn reader(&self) -> Result<Reader<'a>> {
+    pub fn reader(&self) -> Result<Reader<'_>> {
         let (rows, cols) = self.rows_cols();
         let stored = undo(self.stored_reader(rows, cols)?, self.applied);
-        let stored = match self.tiled_cols {
+        let stored = match self.order.cols {
             Some(heads) => in_col_order(stored, cols, heads),
             None => stored,
         };
-        match self.rows {
-            RowOrder::Same => Ok(stored),
-            RowOrder::Interleaved(head_dim) => Ok(self.in_row_order(stored, move |index| interleaved(index, head_dim))),
-            RowOrder::Tiled(heads) => Ok(self.in_row_order(stored, move |index| heads.source(index))),
-            RowOrder::Stacked(ref stacked) => {
-                let Stacked {
-                    upper_rows,
-                    projections,
-                    ..
-                } = **stacked;
-                let lower = stacked.lower.reader()?;
-                Ok(Box::new(move |first, out| {
-                    let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
-                    rows.try_for_each(|(row, out)| {
-                        let source = projections.source(first + row);
-                        match source.checked_sub(upper_rows) {
-                            None => stored(source, out),
-                            Some(source) => lower(source, out),
-                        }
-                    })
-                }))
-            }
+        if let Some(stacked) = &self.stacked {
+            let (lower, upper_rows, projections) = (stacked.lower.reader()?, stacked.upper_rows, stacked.projections);
+            return Ok(Box::new(move |first, out| {
+                let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
+                rows.try_for_each(|(row, out)| {
+                    let source = projections.source(first + row);
+                    match source.checked_sub(upper_rows) {
+                        None => stored(source, out),
+                        Some(source) => lower(source, out),
+                    }
+                })
+            }));
         }
+        Ok(match self.order.rows {
+            RowOrder::Same => stored,
+            rows => self.in_row_order(stored, rows),
+        })
     }
 
-    /// `stored` with row `source(index)` at each index; of a vector, whose row is read as a whole, with that element.
-    fn in_row_order(&self, stored: Reader<'a>, source: impl Fn(usize) -> usize + Sync + 'a) -> Reader<'a> {
+    /// `stored` with each row where the tensor has it; of a vector, whose row is read as a whole, with each element.
+    fn in_row_order<'a>(&self, stored: Reader<'a>, rows: RowOrder) -> Reader<'a> {
         let (_, cols) = self.rows_cols();
         if self.shape.len() == 1 {
             return Box::new(move |first, out| {
                 let mut values = vec![0.0; out.len()];
                 stored(first, &mut values)?;
-                permute(&values, out, &source)
+                permute(&values, out, |index| rows.source(index))
             });
         }
+        // The first dimension is reordered; a row of it may be several rows of the matrix.
+        let each = self.shape.iter().skip(1).rev().skip(1).product::<u64>().max(1) as usize;
         Box::new(move |first, out| {
-            let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
-            rows.try_for_each(|(row, out)| stored(source(first + row), out))
+            let mut all = out.chunks_exact_mut(cols.max(1)).enumerate();
+            all.try_for_each(|(row, out)| {
+                let index = first + row;
+                stored(rows.source(index / each) * each + index % each, out)
+            })
         })
     }
 
     /// A reader of the values and the order that the source holds.
-    fn stored_reader(&self, rows: usize, cols: usize) -> Result<Reader<'a>> {
-        let bytes = self.bytes;
-        match self.encoding.clone()? {
-            Encoding::Float(float) => Ok(Box::new(move |first, out| {
-                let values = slice(bytes, first * cols, out.len(), float.bytes())?;
-                float.decode(values, out)
-            })),
-            Encoding::Blocks(kind) => {
-                let (weights, size) = kind.block();
-                Ok(Box::new(move |first, out| {
-                    let blocks = slice(bytes, first * (cols / weights), out.len() / weights, size)?;
-                    kind.decode(blocks, out)
-                }))
+    fn stored_reader(&self, rows: usize, cols: usize) -> Result<Reader<'_>> {
+        let bytes = self.bytes()?;
+        // Of stacked projections, these are the rows of the first tensor.
+        let rows = self.stacked.as_ref().map_or(rows, |stacked| stacked.upper_rows);
+        let decoder = self.dtype()?.decoder(bytes, rows, cols)?;
+        Ok(Box::new(move |first, out| {
+            let wanted = out.len() / cols.max(1);
+            if first.checked_add(wanted).is_none_or(|last| last > rows) {
+                return Err(past(first));
             }
-            Encoding::Container(dtype) => {
-                let decoder = dtype.decoder(bytes, rows, cols)?;
-                Ok(Box::new(move |first, out| {
-                    let wanted = out.len() / cols.max(1);
-                    if first.checked_add(wanted).is_none_or(|last| last > rows) {
-                        return Err(past(first));
-                    }
-                    out.chunks_exact_mut(cols.max(1))
-                        .enumerate()
-                        .for_each(|(row, out)| decoder.row(first + row, out));
-                    Ok(())
-                }))
-            }
-        }
+            out.chunks_exact_mut(cols.max(1))
+                .enumerate()
+                .for_each(|(row, out)| decoder.row(first + row, out));
+            Ok(())
+        }))
     }
 
     /// Whether both hold the same values in the same shape, bit for bit.
@@ -410,19 +405,4 @@ fn permute(values: &[f32], out: &mut [f32], source: impl Fn(usize) -> usize) -> 
 
 fn past(row: usize) -> Error {
     error!(Bounds, "row {row} lies past the end of the tensor")
-}
-
-/// `count` items of `size` bytes from item `first` on.
-fn slice(bytes: &[u8], first: usize, count: usize, size: usize) -> Result<&[u8]> {
-    let range = || {
-        let start = first.checked_mul(size)?;
-        bytes.get(start..start.checked_add(count.checked_mul(size)?)?)
-    };
-    range().ok_or_else(|| {
-        let length = bytes.len();
-        error!(
-            Bounds,
-            "{count} × {size} bytes from item {first} on lie past {length} bytes"
-        )
-    })
 }

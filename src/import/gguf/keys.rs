@@ -2,9 +2,9 @@
 //!
 //! Knows names and types of keys, not their meaning.
 
-use crate::convert::family::Family;
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::gguf::Metadata;
+use crate::import::family::Family;
 
 /// Known hyperparameters, without the architecture's prefix: those that are read, and those that are redundant.
 const KNOWN: [&str; 39] = [

@@ -1,0 +1,96 @@
+//! Models that were trained elsewhere, as GGUF files and Hugging Face directories have them: found, checked, and described
+//! under the container's names.
+//!
+//! [`gguf`] and [`hugging_face`] return a [`Model`]: the network, and tensors whose values are read from the mapped files. What a file stores in
+//! another order or form than the container is described, not copied.
+
+mod arch;
+mod bind;
+mod experts;
+mod family;
+mod gguf;
+mod hf;
+mod matrix;
+mod model;
+mod roles;
+mod rope;
+mod stacked;
+mod tokenizer;
+
+pub use model::{Model, Tensor};
+#[cfg(feature = "tools")]
+pub use {
+    matrix::{Matrix, Reader},
+    roles::{EMBED, LAYER_PREFIX, LM_HEAD, is_recurrent_gate, is_router},
+    stacked::StackedProjections,
+};
+
+use crate::error::{Error, Result, bail};
+use crate::format::read_start;
+use std::path::Path;
+
+/// The formats of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// A directory with safetensors files, or one such file beside its configuration.
+    HuggingFace,
+    /// A GGUF file.
+    Gguf,
+    /// A CMF container.
+    Cmf,
+}
+
+impl Format {
+    /// Tells the formats apart by the first bytes of the file, and by its name only if the format has no magic number.
+    ///
+    /// Errors: `InvalidMagic` for a file of no such format; `Io`.
+    pub fn of(path: &Path) -> Result<Format> {
+        let meta = std::fs::metadata(path).map_err(|err| Error::io(path, &err))?;
+        if meta.is_dir() {
+            return Ok(Format::HuggingFace);
+        }
+        let shown = path.display();
+        if !meta.is_file() {
+            bail!(Io, "{shown}: expected a file or a directory, found a special file");
+        }
+        let start = read_start(path, 8)?;
+        if start.starts_with(&crate::format::gguf::MAGIC) {
+            return Ok(Format::Gguf);
+        }
+        if start.starts_with(b"CMF") {
+            return Ok(Format::Cmf);
+        }
+        if path
+            .extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("safetensors"))
+        {
+            return Ok(Format::HuggingFace);
+        }
+        if start.starts_with(b"PK\x03\x04") || start.starts_with(b"\x80\x02") {
+            bail!(
+                InvalidMagic,
+                "{shown}: pickled weights are never read, convert them to safetensors"
+            );
+        }
+        bail!(
+            InvalidMagic,
+            "{shown}: expected a directory, a .safetensors, a GGUF or a CMF file, found bytes {start:02x?}"
+        );
+    }
+}
+
+/// The model in a GGUF file (any part of a split one). Reads no weights.
+///
+/// Errors: `UnsupportedModel` names the architecture, the configuration key or the tensor that is not supported;
+/// `UnsupportedTensorType` the type that cannot be read; `MissingTensor` the tensors that the files lack; `Tokenizer`;
+/// `ShardMismatch`, `Io`, `Parse` and `Bounds` for damaged files.
+pub fn gguf(path: &Path) -> Result<Model> {
+    gguf::Source::open(path)?.model()
+}
+
+/// The model in a Hugging Face directory, or in one safetensors file beside its configuration. Reads no weights.
+///
+/// Errors: as [`gguf`].
+pub fn hugging_face(path: &Path) -> Result<Model> {
+    hf::Source::open(path)?.model()
+}
