@@ -7,6 +7,7 @@ mod lazy;
 mod malformed;
 mod malformed_header;
 mod masks;
+mod ninfer;
 mod raw;
 mod read;
 mod shards;

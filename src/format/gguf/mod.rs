@@ -4,10 +4,12 @@
 //! on. Importers interpret keys and tensor names.
 
 mod blocks;
+mod hadamard;
 mod metadata;
 mod superblocks;
 
 pub use blocks::BlockType;
+pub use hadamard::Rotation;
 pub use metadata::{Metadata, shortest};
 
 use crate::error::{Error, Kind, Result, bail};

@@ -1,7 +1,7 @@
 //! Cases of operators over whole rows of tokens: norms, activations, zeroing, moving a row.
 
 use crate::error::Result;
-use crate::op::{Token, add_norm, cap, glu, last_token, norm, pre_norm, zero_masked};
+use crate::op::{Token, add_norm, cap, glu, hadamard, last_token, norm, pre_norm, zero_masked};
 use crate::parity::case::Table;
 use crate::parity::maker::{Maker, sequence};
 use crate::parity::random::padded;
@@ -52,6 +52,22 @@ pub fn add(table: &mut Table) {
         }
         for (what, cap) in [("", 0.0), (" soft", 0.2), (" hard", 1e-3)] {
             table.add(format!("cap {cols}{what}"), move |maker| cap_case(maker, shape, cap));
+        }
+    }
+    for (vectors, block) in [
+        (16, 64),
+        (96, 128),
+        (160, 128),
+        (1280, 1024),
+        (1024, 4096),
+        (3072, 4096),
+        (8, 8),
+    ] {
+        for (what, inverse) in [("", false), (" inverse", true)] {
+            let name = format!("hadamard {} by {block}{what}", 4 * vectors);
+            table.add(name, move |maker| {
+                hadamard_case(maker, hadamard::Params::new(vectors, block, inverse))
+            });
         }
     }
 }
@@ -111,6 +127,33 @@ fn add_norm_case(maker: &mut Maker, shape: Shape) -> Result<()> {
         eps: EPS,
     })?;
     shape.rounds(maker, &["y", "h"])
+}
+
+fn hadamard_case(maker: &mut Maker, params: hadamard::Params) -> Result<()> {
+    let cols = params.vectors as usize * 4;
+    maker.buffer("signs", cols);
+    // Rows of x and y are apart, and what is between them stays as it is.
+    let params = hadamard::Params {
+        x_stride: params.vectors + 8,
+        y_stride: params.vectors + 16,
+        ..params
+    };
+    maker.rows("x", params.x_stride as usize * 4, MOST);
+    maker.rows("y", params.y_stride as usize * 4, MOST);
+    maker.step(params)?;
+    for tokens in TOKENS {
+        let x = padded(
+            &mut maker.random,
+            tokens as usize,
+            cols,
+            params.x_stride as usize * 4,
+            0.3,
+        );
+        let sign = |bits: u64| if bits.is_multiple_of(2) { 1f32 } else { -1.0 };
+        let signs = (0..cols).map(|_| sign(maker.random.bits()).to_bits()).collect();
+        maker.round(sequence(0, tokens), vec![("x", x), ("signs", signs)])?;
+    }
+    Ok(())
 }
 
 fn glu_case(maker: &mut Maker, shape: Shape, gelu: u32) -> Result<()> {
