@@ -6,7 +6,6 @@ use super::order::{StackedProjections, TiledHeads, interleaved};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::cmf::CmfContainer;
-use crate::format::gguf::BlockType;
 use crate::format::safetensors::Float;
 use crate::format::{MappedFile, TensorId, hash64};
 use std::collections::HashMap;
@@ -22,7 +21,8 @@ pub(super) type Found<'a> = HashMap<String, Matrix<'a>>;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Encoding {
     Float(Float),
-    Blocks(BlockType),
+    /// Rows that follow each other, in a type of which [`Dtype::row_bytes`] is known.
+    Blocks(Dtype),
     Container(Dtype),
 }
 
@@ -215,10 +215,7 @@ impl<'a> Matrix<'a> {
         let (all, cols) = self.rows_cols();
         let row_bytes = match self.encoding.clone()? {
             Encoding::Float(float) => cols.checked_mul(float.bytes()),
-            Encoding::Blocks(kind) => {
-                let (weights, size) = kind.block();
-                (cols / weights).checked_mul(size)
-            }
+            Encoding::Blocks(dtype) => dtype.row_bytes(cols),
             Encoding::Container(dtype) => bail!(UnsupportedTensorType, "rows of {} cannot be separated", dtype.name()),
         };
         let Origin::File(file, range) = &self.origin else {
@@ -343,14 +340,7 @@ impl<'a> Matrix<'a> {
                 let values = slice(bytes, first * cols, out.len(), float.bytes())?;
                 float.decode(values, out)
             })),
-            Encoding::Blocks(kind) => {
-                let (weights, size) = kind.block();
-                Ok(Box::new(move |first, out| {
-                    let blocks = slice(bytes, first * (cols / weights), out.len() / weights, size)?;
-                    kind.decode(blocks, out)
-                }))
-            }
-            Encoding::Container(dtype) => {
+            Encoding::Blocks(dtype) | Encoding::Container(dtype) => {
                 let decoder = dtype.decoder(bytes, rows, cols)?;
                 Ok(Box::new(move |first, out| {
                     let wanted = out.len() / cols.max(1);

@@ -12,7 +12,7 @@ pub use super::quantise::{Read, Settings};
 use super::quantise::{Weights, widths};
 use super::spec::{Encode, Shapes, Size};
 use super::table::Dtype;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, bail};
 
 /// Tensors with fewer elements than this are f16, as every vector is.
 const SMALL: u64 = 32;
@@ -48,7 +48,7 @@ pub fn encode(dtype: Dtype, rows: usize, cols: usize, read: &Read) -> Result<Vec
 
 /// The payload of a `rows` × `cols` matrix in `dtype`.
 ///
-/// Errors: those of `read`; `UnsupportedTensorType` for a value or a size that the type cannot hold; `NonFinite` for a value
+/// Errors: those of `read`; `UnsupportedTensorType` for a type without an encoder, a value or a size that the type cannot hold; `NonFinite` for a value
 /// that is not a finite number; `Parse` for a shape the type does not allow, and for settings whose lengths do not fit it;
 /// `Usage` for a mean or a fraction out of range.
 pub fn encode_with(dtype: Dtype, rows: usize, cols: usize, settings: &Settings, read: &Read) -> Result<Vec<u8>> {
@@ -63,6 +63,7 @@ pub fn encode_with(dtype: Dtype, rows: usize, cols: usize, settings: &Settings, 
             Ok(payload)
         }
         Encode::Sized(make) => make(&weights, settings),
+        Encode::Never => bail!(UnsupportedTensorType, "{} is read and never written", dtype.name()),
     }
 }
 

@@ -8,7 +8,8 @@ use crate::error::{Kind, Result};
 use cmf_kernels_ref::dtype::float;
 
 pub const F32: Spec = Spec {
-    id: 0,
+    id: Some(0),
+    gguf: Some(0),
     name: "f32",
     quant: "f32",
     code_bits: 32,
@@ -27,7 +28,8 @@ pub const F32: Spec = Spec {
 };
 
 pub const F16: Spec = Spec {
-    id: 1,
+    id: Some(1),
+    gguf: Some(1),
     name: "f16",
     quant: "f16",
     code_bits: 16,
@@ -50,7 +52,8 @@ pub const F16: Spec = Spec {
 };
 
 pub const BF16: Spec = Spec {
-    id: 2,
+    id: Some(2),
+    gguf: Some(30),
     name: "bf16",
     quant: "bf16",
     code_bits: 16,

@@ -2,10 +2,11 @@
 //!
 //! A family's file describes the payload, names the oracle that decodes it (in the reference crate), encodes it and says how
 //! its rows become device planes. Nothing here knows a model or a device. The encodings are those of the container format's
-//! section 3.1.
+//! section 3.1, and the block types of GGUF.
 
 pub mod encode;
 mod float;
+mod gguf;
 mod payload;
 pub mod planes;
 mod q1;

@@ -13,6 +13,8 @@ pub enum Section {
     Weights(u64),
     /// Bytes per group.
     Groups(u64),
+    /// Bytes for every so many weights; rows are whole blocks.
+    Blocks { weights: u64, bytes: u64 },
     /// Bits per group, each row filled up to whole bytes.
     GroupBits(u64),
     /// Bytes per row.
@@ -26,6 +28,7 @@ impl Section {
         match self {
             Section::Weights(bytes) => cols.checked_mul(bytes),
             Section::Groups(bytes) => groups.checked_mul(bytes),
+            Section::Blocks { weights, bytes } => cols.div_ceil(weights).checked_mul(bytes),
             Section::GroupBits(bits) => groups.checked_mul(bits).map(|bits| bits.div_ceil(8)),
             Section::Rows(bytes) => Some(bytes),
         }

@@ -24,7 +24,8 @@ const ROW_ENTRY: usize = 4;
 const MAX_COLS: usize = 1 << 16;
 
 pub const Q1: Spec = Spec {
-    id: 12,
+    id: Some(12),
+    gguf: None,
     name: "q1",
     quant: "q1",
     code_bits: 1,
@@ -56,7 +57,8 @@ pub const Q1: Spec = Spec {
 };
 
 pub const Q1S: Spec = Spec {
-    id: 13,
+    id: Some(13),
+    gguf: None,
     name: "q1s",
     quant: "q1s",
     tail: Tail {
@@ -99,7 +101,8 @@ pub const Q1S: Spec = Spec {
 };
 
 pub const Q1T: Spec = Spec {
-    id: 14,
+    id: Some(14),
+    gguf: None,
     name: "q1t",
     quant: "q1t",
     code_bits: 2,

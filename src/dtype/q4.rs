@@ -19,7 +19,8 @@ const TILE: usize = 18;
 pub const CODE_DEVIATION: f64 = 4.6;
 
 pub const Q4_BLOCK: Spec = Spec {
-    id: 4,
+    id: Some(4),
+    gguf: None,
     name: "q4_block",
     quant: "q4",
     code_bits: 4,
@@ -49,7 +50,8 @@ pub const Q4_BLOCK: Spec = Spec {
 };
 
 pub const Q4_TILED: Spec = Spec {
-    id: 11,
+    id: Some(11),
+    gguf: None,
     name: "q4_tiled",
     quant: "q4t",
     shapes: Shapes::GroupRows,

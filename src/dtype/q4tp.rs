@@ -14,7 +14,8 @@ use cmf_kernels_ref::dtype::q4;
 use half::f16;
 
 pub const Q4TP: Spec = Spec {
-    id: 15,
+    id: Some(15),
+    gguf: None,
     name: "q4tp",
     quant: "q4tp",
     code_bits: 4,

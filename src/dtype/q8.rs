@@ -12,7 +12,8 @@ use cmf_kernels_ref::dtype::q8;
 use half::f16;
 
 pub const Q8_ROW: Spec = Spec {
-    id: 3,
+    id: Some(3),
+    gguf: None,
     name: "q8_row",
     quant: "q8",
     code_bits: 8,
@@ -33,7 +34,8 @@ pub const Q8_ROW: Spec = Spec {
 };
 
 pub const Q8_2F: Spec = Spec {
-    id: 9,
+    id: Some(9),
+    gguf: None,
     name: "q8_2f",
     quant: "q8_2f",
     tail: Tail {

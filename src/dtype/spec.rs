@@ -17,9 +17,11 @@ pub enum Size {
 
 /// One row of the type table.
 pub struct Spec {
-    /// Id in the directory of a container.
-    pub id: u8,
-    /// Name in the container's specification.
+    /// Id in the directory of a container; `None` for types that containers do not have.
+    pub id: Option<u8>,
+    /// Number in GGUF files; `None` for types that they do not have.
+    pub gguf: Option<u32>,
+    /// Name in the specification of the container, or of GGUF.
     pub name: &'static str,
     /// Name in conversion options; empty for a type that is read and not offered for writing.
     pub quant: &'static str,
@@ -58,6 +60,8 @@ pub enum Shapes {
     Matrix,
     /// Matrices whose rows are whole groups of 32.
     GroupRows,
+    /// Any whose rows are whole blocks of so many columns.
+    BlockRows(u64),
 }
 
 /// Fills a zeroed payload of a `rows` × `cols` matrix with weights of standard deviation `deviation`, more or less. `random`
@@ -69,6 +73,8 @@ pub type Random = fn(payload: &mut [u8], shape: [usize; 2], deviation: f64, rand
 pub enum Encode {
     /// Fills a zeroed payload of [`Size::Exact`] bytes.
     Exact(fn(&Weights, &mut [u8]) -> Result<()>),
+    /// The type is only read.
+    Never,
     /// Makes the payload, whose size depends on the weights or the settings.
     Sized(fn(&Weights, &Settings) -> Result<Vec<u8>>),
 }

@@ -3,14 +3,19 @@
 use super::payload::Payload;
 use super::planes::{Planes, Source};
 use super::quantise::Settings;
-use super::spec::{Shapes, Size, Spec};
-use super::{float, q1, q4, q4tp, q8, vbit};
+use super::spec::{Encode, Shapes, Size, Spec};
+use super::{float, gguf, q1, q4, q4tp, q8, vbit};
 use crate::error::{Error, Kind, Result, bail};
 use cmf_kernels_ref::dtype::RowDecoder;
 
 /// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are the format's own; `Dtype::name` spells them")]
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    clippy::upper_case_acronyms,
+    reason = "the names are the formats' own; `Dtype::name` spells them"
+)]
 pub enum Dtype {
     F32,
     F16,
@@ -25,9 +30,26 @@ pub enum Dtype {
     Q1s,
     Q1t,
     Q4tp,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    IQ4_NL,
+    IQ4_XS,
+    TQ1_0,
+    TQ2_0,
+    MXFP4,
+    PQ2_0,
+    PTQ1_0,
 }
 
-/// Every type with its row, in the order of the enum, which is that of the ids.
+/// Every type with its row, in the order of the enum: the container's by id, then GGUF's by number.
 static TABLE: &[(Dtype, Spec)] = &[
     (Dtype::F32, float::F32),
     (Dtype::F16, float::F16),
@@ -42,10 +64,27 @@ static TABLE: &[(Dtype, Spec)] = &[
     (Dtype::Q1s, q1::Q1S),
     (Dtype::Q1t, q1::Q1T),
     (Dtype::Q4tp, q4tp::Q4TP),
+    (Dtype::Q4_0, gguf::Q4_0),
+    (Dtype::Q4_1, gguf::Q4_1),
+    (Dtype::Q5_0, gguf::Q5_0),
+    (Dtype::Q5_1, gguf::Q5_1),
+    (Dtype::Q8_0, gguf::Q8_0),
+    (Dtype::Q2_K, gguf::Q2_K),
+    (Dtype::Q3_K, gguf::Q3_K),
+    (Dtype::Q4_K, gguf::Q4_K),
+    (Dtype::Q5_K, gguf::Q5_K),
+    (Dtype::Q6_K, gguf::Q6_K),
+    (Dtype::IQ4_NL, gguf::IQ4_NL),
+    (Dtype::IQ4_XS, gguf::IQ4_XS),
+    (Dtype::TQ1_0, gguf::TQ1_0),
+    (Dtype::TQ2_0, gguf::TQ2_0),
+    (Dtype::MXFP4, gguf::MXFP4),
+    (Dtype::PQ2_0, gguf::PQ2_0),
+    (Dtype::PTQ1_0, gguf::PTQ1_0),
 ];
 
 impl Dtype {
-    /// Every type, in id order.
+    /// Every type.
     pub fn all() -> impl Iterator<Item = Dtype> {
         TABLE.iter().map(|(dtype, _)| *dtype)
     }
@@ -61,7 +100,12 @@ impl Dtype {
 
     /// The type of a directory record, or `None` for reserved and unknown ids.
     pub fn from_id(id: u8) -> Option<Dtype> {
-        Dtype::find(|spec| spec.id == id)
+        Dtype::find(|spec| spec.id == Some(id))
+    }
+
+    /// The type with this number in GGUF files, or `None` for types that are not read.
+    pub fn from_gguf(number: u32) -> Option<Dtype> {
+        Dtype::find(|spec| spec.gguf == Some(number))
     }
 
     /// The type with this name in conversion options.
@@ -69,9 +113,19 @@ impl Dtype {
         Dtype::find(|spec| !spec.quant.is_empty() && spec.quant == name)
     }
 
-    /// The id in the directory.
-    pub fn id(self) -> u8 {
+    /// The id in the directory of a container; `None` for types that containers do not have.
+    pub fn id(self) -> Option<u8> {
         self.spec().id
+    }
+
+    /// The number in GGUF files; `None` for types that they do not have.
+    pub fn gguf(self) -> Option<u32> {
+        self.spec().gguf
+    }
+
+    /// Whether weights can be encoded in this type; others are only read.
+    pub fn has_encoder(self) -> bool {
+        !matches!(self.spec().encode, Encode::Never)
     }
 
     /// The specification's name.
@@ -89,9 +143,24 @@ impl Dtype {
         self.spec().code_bits
     }
 
-    /// Whether the type needs a matrix whose rows are whole groups of 32.
-    pub fn needs_group_rows(self) -> bool {
-        self.spec().shapes == Shapes::GroupRows
+    /// The number of columns of a row is a multiple of this.
+    pub fn row_multiple(self) -> usize {
+        match self.spec().shapes {
+            Shapes::Any | Shapes::FlatGroups | Shapes::Matrix => 1,
+            Shapes::GroupRows => 32,
+            Shapes::BlockRows(weights) => weights as usize,
+        }
+    }
+
+    /// Bytes of a row of `cols` columns, in types whose rows have the same size and follow each other. `None` for other types,
+    /// and on overflow.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        let spec = self.spec();
+        match (spec.sections, (spec.tail.size)(1, cols as u64), spec.shapes) {
+            (_, _, Shapes::FlatGroups) => None,
+            ([section], Some(Size::Exact(0)), _) => usize::try_from(section.row_bytes(cols as u64)?).ok(),
+            _ => None,
+        }
     }
 
     /// Whether every row has a bit width of its own.
@@ -113,10 +182,15 @@ impl Dtype {
         if matches!(spec.shapes, Shapes::Matrix | Shapes::GroupRows) && shape.len() != 2 {
             bail!(Parse, "{} needs a matrix, found shape {shape:?}", spec.name);
         }
-        if spec.shapes == Shapes::GroupRows && !cols.is_multiple_of(32) {
+        let (what, multiple) = match spec.shapes {
+            Shapes::GroupRows => ("groups", 32),
+            Shapes::BlockRows(weights) => ("blocks", weights),
+            _ => ("", 1),
+        };
+        if !cols.is_multiple_of(multiple) {
             bail!(
                 Parse,
-                "{} needs rows of whole groups of 32, found {cols} columns",
+                "{} needs rows of whole {what} of {multiple}, found {cols} columns",
                 spec.name
             );
         }
@@ -298,7 +372,13 @@ mod tests {
     fn the_table_is_in_declaration_order_and_unambiguous() {
         for (i, dtype) in Dtype::all().enumerate() {
             assert_eq!(dtype as usize, i);
-            assert_eq!(Dtype::from_id(dtype.id()), Some(dtype));
+            assert!(dtype.id().is_some() || dtype.gguf().is_some());
+            assert!(dtype.id().is_none_or(|id| Dtype::from_id(id) == Some(dtype)));
+            assert!(
+                dtype
+                    .gguf()
+                    .is_none_or(|number| Dtype::from_gguf(number) == Some(dtype))
+            );
             if !dtype.quant_name().is_empty() {
                 assert_eq!(Dtype::from_quant_name(dtype.quant_name()), Some(dtype));
             }

@@ -13,7 +13,8 @@ use crate::error::{Result, bail};
 use cmf_kernels_ref::dtype::vbit;
 
 pub const VBIT: Spec = Spec {
-    id: 8,
+    id: Some(8),
+    gguf: None,
     name: "vbit",
     quant: "",
     code_bits: 4,
@@ -48,7 +49,8 @@ pub const VBIT: Spec = Spec {
 };
 
 pub const VBIT_RO: Spec = Spec {
-    id: 10,
+    id: Some(10),
+    gguf: None,
     name: "vbit_ro",
     quant: "vbit",
     tail: Tail {

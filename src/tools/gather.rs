@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn selected_rows_of_every_type_have_their_old_values() {
-        for dtype in Dtype::all() {
+        for dtype in Dtype::all().filter(|dtype| dtype.has_encoder()) {
             let payload = payload(dtype);
             let from = decoded(dtype, &payload, ROWS, COLS);
             for keep in [&[0, 2, 3, 6][..], &[6], &[0], &[1, 2, 3, 4, 5], &[0, 1, 2, 3, 4, 5, 6]] {
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn columns_keep_widths_and_overlays() {
         let keep: Vec<usize> = (0..COLS).filter(|col| col % 3 != 1).collect();
-        for dtype in Dtype::all() {
+        for dtype in Dtype::all().filter(|dtype| dtype.has_encoder()) {
             let payload = payload(dtype);
             let from = decoded(dtype, &payload, ROWS, COLS);
             let picked = cols((dtype, &payload), (ROWS, COLS), &keep, dtype).unwrap();

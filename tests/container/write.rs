@@ -98,7 +98,7 @@ fn feature_bits_follow_from_the_content() {
         let payload = &sample()
             .records
             .iter()
-            .find(|r| r.dtype == dtype.id())
+            .find(|r| Some(r.dtype) == dtype.id())
             .unwrap()
             .payload
             .clone();

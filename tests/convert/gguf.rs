@@ -4,10 +4,8 @@ use crate::build::{Block, Gguf, MODELS, Meta, convert_gguf, converted, fixture, 
 use cmf_gpu::Kind;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::format::cmf::CmfContainer;
-use cmf_gpu::format::gguf::BlockType;
 use cmf_gpu::source::LayerType;
 use cmf_gpu::tools::skill;
-use serde_json::Value;
 use std::ops::ControlFlow;
 use tempfile::TempDir;
 
@@ -91,52 +89,6 @@ fn yarn_is_spelled_out() {
     let yarn = found.header().arch.yarn.clone().unwrap();
     assert_eq!((yarn.factor, yarn.original_max_position_embeddings), (4.0, 512));
     assert_eq!(yarn.attention_factor, Some(0.1 * 4f64.ln() + 1.0));
-}
-
-/// Bytes and values from the format's Python package.
-#[test]
-fn blocks_decode_to_the_values_of_the_reference_package() {
-    let text = include_str!("../fixtures/gguf/blocks.json");
-    let cases: serde_json::Map<String, Value> = serde_json::from_str(text).unwrap();
-    assert_eq!(cases.len(), 13);
-    for (name, case) in cases {
-        let kind = [
-            BlockType::Bf16,
-            BlockType::Q4_0,
-            BlockType::Q4_1,
-            BlockType::Q5_0,
-            BlockType::Q5_1,
-            BlockType::Q8_0,
-            BlockType::Q2_K,
-            BlockType::Q3_K,
-            BlockType::Q4_K,
-            BlockType::Q5_K,
-            BlockType::Q6_K,
-            BlockType::IQ4_NL,
-            BlockType::IQ4_XS,
-        ]
-        .into_iter()
-        .find(|kind| format!("{kind:?}").eq_ignore_ascii_case(&name))
-        .unwrap();
-        let hex = |key: &str| -> Vec<u8> {
-            let text = case[key].as_str().unwrap().as_bytes();
-            text.chunks(2)
-                .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-                .collect()
-        };
-        let wanted: Vec<u32> = hex("values")
-            .chunks(4)
-            .map(|b| u32::from_le_bytes(b.try_into().unwrap()))
-            .collect();
-        let mut found = vec![f32::NAN; wanted.len()];
-        kind.decode(&hex("bytes"), &mut found).unwrap();
-        assert_eq!(
-            found.iter().map(|value| value.to_bits()).collect::<Vec<_>>(),
-            wanted,
-            "{name}"
-        );
-        assert!(kind.decode(&hex("bytes")[1..], &mut found).is_err());
-    }
 }
 
 /// Interleaved rows are also restored in block types, from any first row on.

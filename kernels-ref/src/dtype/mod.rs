@@ -1,4 +1,5 @@
-//! Decoders of the container's element types (section 3.1 of its specification), one file per family.
+//! Decoders of element types: those of the container (section 3.1 of its specification), one file per family, and the block
+//! types of GGUF.
 //!
 //! A decoder function takes the payload of a `rows` × `cols` matrix and checks the whole structure of the payload first:
 //! lengths, bit widths, offsets, overlay entries. Afterwards it decodes single rows without failing.
@@ -6,6 +7,7 @@
 mod layout;
 
 pub mod float;
+pub mod gguf;
 pub mod q1;
 pub mod q4;
 pub mod q8;

@@ -114,7 +114,7 @@ impl Source {
                 // The binder refuses unknown names.
                 None => (tensor.name.clone(), None),
             };
-            let encoding = Ok(Encoding::Blocks(tensor.kind));
+            let encoding = Ok(Encoding::Blocks(tensor.dtype));
             let mut matrix = Matrix::in_file(tensor.shape.clone(), file, tensor.range.clone(), encoding)?;
             if family.gguf_interleaves_qk && role.is_some_and(|role| role.rotates) {
                 matrix = matrix.interleaved(arch.head_dim)?;

@@ -280,6 +280,6 @@ fn divisors(parts: &Parts, name: &str, frequencies: usize) -> Result<Option<Vec<
     }
     let mut divisors = vec![0.0; frequencies];
     let bytes = file.bytes().get(tensor.range.clone()).unwrap_or_default();
-    tensor.kind.decode(bytes, &mut divisors)?;
+    tensor.dtype.decoder(bytes, 1, frequencies)?.row(0, &mut divisors);
     Ok(Some(divisors.into_iter().map(shortest).collect()))
 }

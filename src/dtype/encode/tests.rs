@@ -256,7 +256,7 @@ fn one_huge_group_does_not_ruin_its_row() {
 
 #[test]
 fn zeros_stay_zeros() {
-    for dtype in Dtype::all() {
+    for dtype in Dtype::all().filter(|dtype| dtype.has_encoder()) {
         for rows in [1, 3] {
             let payload = write(dtype, rows, 64, &vec![0.0; rows * 64]).unwrap();
             assert!(
@@ -336,7 +336,7 @@ fn a_ladder_that_fits_is_found() {
 fn the_bytes_do_not_depend_on_threads_or_blocks() {
     let (rows, cols) = (BLOCK * 5 / 2 / 96, 96);
     let values = gaussian(rows, cols, 0.05, 8);
-    for dtype in Dtype::all() {
+    for dtype in Dtype::all().filter(|dtype| dtype.has_encoder()) {
         let with = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| write(dtype, rows, cols, &values))
@@ -382,7 +382,7 @@ fn values_that_do_not_fit_are_refused_by_row_and_col() {
         write(dtype, values.len() / 64, 64, &values).map(drop).unwrap_err()
     };
     let place = format!("row {}, col 40", BLOCK / 64 + 5);
-    for dtype in Dtype::all() {
+    for dtype in Dtype::all().filter(|dtype| dtype.has_encoder()) {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let err = refuse(dtype, value);
             assert_eq!(err.kind, Kind::NonFinite);
@@ -412,7 +412,7 @@ fn an_error_of_the_source_is_passed_on() {
 
 #[test]
 fn shapes_that_a_type_does_not_allow_are_errors() {
-    for dtype in Dtype::all().filter(|dtype| dtype.needs_group_rows()) {
+    for dtype in Dtype::all().filter(|dtype| dtype.has_encoder() && dtype.row_multiple() > 1) {
         assert_eq!(write(dtype, 1, 33, &[1.0; 33]).unwrap_err().kind, Kind::Parse);
     }
     assert!(write(Dtype::F32, 0, 32, &[]).is_err());

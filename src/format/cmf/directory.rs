@@ -187,6 +187,9 @@ fn check_overlap(entries: &[Entry]) -> Result<()> {
     Ok(())
 }
 
+/// No type has this id. An entry never does, because it was read or [`check_writable`] has checked it.
+const NO_TYPE: u8 = u8::MAX;
+
 /// The directory section for `entries`, in their order. The caller has checked names and shapes.
 pub(super) fn to_bytes(entries: &[Entry]) -> Vec<u8> {
     let pool_off = HEAD + entries.len() as u64 * RECORD;
@@ -197,7 +200,7 @@ pub(super) fn to_bytes(entries: &[Entry]) -> Vec<u8> {
     for Entry { info, payload } in entries {
         records.extend_from_slice(&(pool.len() as u32).to_le_bytes());
         records.extend_from_slice(&(info.name.len() as u16).to_le_bytes());
-        records.extend_from_slice(&[info.dtype.id(), info.shape.len() as u8]);
+        records.extend_from_slice(&[info.dtype.id().unwrap_or(NO_TYPE), info.shape.len() as u8]);
         for d in 0..MAX_NDIM {
             let dim = info.shape.get(d).copied().unwrap_or(0);
             records.extend_from_slice(&(dim as u32).to_le_bytes());
@@ -211,7 +214,8 @@ pub(super) fn to_bytes(entries: &[Entry]) -> Vec<u8> {
     records
 }
 
-/// Errors: `Usage` for a name or shape that a directory cannot hold; those of [`Dtype::size`].
+/// Errors: `Usage` for a name or shape that a directory cannot hold; `UnsupportedTensorType` for a type that it has no id for;
+/// those of [`Dtype::size`].
 pub(super) fn check_writable(name: &str, dtype: Dtype, shape: &[u64]) -> Result<()> {
     if name.is_empty() || name.len() > usize::from(u16::MAX) {
         bail!(Usage, "tensor name of {} bytes, expected 1 to {}", name.len(), u16::MAX);
@@ -221,6 +225,13 @@ pub(super) fn check_writable(name: &str, dtype: Dtype, shape: &[u64]) -> Result<
             Usage,
             "tensor '{name}': shape {shape:?}, expected at most {MAX_NDIM} dimensions up to {}",
             u32::MAX
+        );
+    }
+    if dtype.id().is_none() {
+        bail!(
+            UnsupportedTensorType,
+            "tensor '{name}': a container cannot hold {}",
+            dtype.name()
         );
     }
     dtype

@@ -3,15 +3,14 @@
 //! Layout: magic, version u32, tensor count u64, key count u64, keys, tensor records, then data from the next aligned offset
 //! on. Importers interpret keys and tensor names.
 
-mod blocks;
 mod hadamard;
 mod metadata;
-mod superblocks;
+mod types;
 
-pub use blocks::BlockType;
 pub use hadamard::Rotation;
 pub use metadata::{Metadata, shortest};
 
+use crate::dtype::{Dtype, Size};
 use crate::error::{Error, Kind, Result, bail};
 use metadata::Cursor;
 use std::collections::HashSet;
@@ -32,7 +31,7 @@ pub struct Tensor {
     /// The name in the file.
     pub name: String,
     /// The encoding of its bytes.
-    pub kind: BlockType,
+    pub dtype: Dtype,
     /// Row-major shape, rows first; the file stores the dimensions in reverse order.
     pub shape: Vec<u64>,
     /// The byte range in the file, checked to be inside it.
@@ -94,7 +93,7 @@ impl Gguf {
 /// A record of the tensor table, its offset not yet checked.
 struct Record {
     name: String,
-    kind: BlockType,
+    dtype: Dtype,
     shape: Vec<u64>,
     offset: u64,
     bytes: u64,
@@ -168,22 +167,13 @@ fn read_record(cursor: &mut Cursor) -> Result<Record> {
     if count == 0 {
         bail!(Parse, "tensor '{name}' of shape {shape:?} has no elements");
     }
-    let kind = BlockType::from_id(cursor.u32(&name)?, &name)?;
+    let dtype = types::dtype(cursor.u32(&name)?, &name)?;
     let offset = cursor.u64(&name)?;
-    let (weights, size) = kind.block();
-    let cols = shape.last().copied().unwrap_or(0);
-    if !cols.is_multiple_of(weights as u64) {
-        bail!(
-            Parse,
-            "tensor '{name}': rows of {cols} weights are not whole {kind:?} blocks of {weights}"
-        );
-    }
-    let Some(bytes) = (count / weights as u64).checked_mul(size as u64) else {
-        bail!(Bounds, "tensor '{name}': the size of shape {shape:?} overflows");
-    };
+    let size = dtype.size(&shape);
+    let (Size::Exact(bytes) | Size::AtLeast(bytes)) = size.map_err(|err| err.context(format!("tensor '{name}'")))?;
     Ok(Record {
         name,
-        kind,
+        dtype,
         shape,
         offset,
         bytes,
@@ -193,7 +183,7 @@ fn read_record(cursor: &mut Cursor) -> Result<Record> {
 fn place(record: Record, start: u64, end: u64) -> Result<Tensor> {
     let Record {
         name,
-        kind,
+        dtype,
         shape,
         offset,
         bytes,
@@ -206,7 +196,7 @@ fn place(record: Record, start: u64, end: u64) -> Result<Tensor> {
     match range {
         Some(range) => Ok(Tensor {
             name,
-            kind,
+            dtype,
             shape,
             range,
         }),

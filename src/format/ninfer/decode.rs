@@ -4,7 +4,7 @@ use super::format::{Coding, Format, fp8_scales_at, nvfp4_scales_at};
 use super::row_split::RowSplit;
 use super::{Object, Tensor};
 use crate::error::{Error, Kind, Result, bail};
-use cmf_kernels_ref::dtype::gguf::{pq2_0, ptq1_0};
+use cmf_kernels_ref::dtype::gguf::types::{PQ2_0, PTQ1_0};
 use half::{bf16, f16};
 
 /// Decodes the rows of one tensor. A scalar or a vector is one row.
@@ -114,11 +114,10 @@ impl<'a> Decoder<'a> {
         let mut blocks = vec![0; planes.block_row_bytes()];
         planes.blocks(self.format, self.payload, row, &mut blocks)?;
         let mut padded = vec![0.0; planes.groups * 128];
-        let decoder = if self.format == Format::Pq2_0 { pq2_0 } else { ptq1_0 };
-        let decoder = decoder(&blocks, 1, padded.len());
-        decoder
-            .map_err(|err| Error::new(Kind::Parse, err.0))?
-            .row(0, &mut padded);
+        let block = if self.format == Format::Pq2_0 { &PQ2_0 } else { &PTQ1_0 };
+        for (bytes, out) in blocks.chunks_exact(block.bytes).zip(padded.chunks_exact_mut(128)) {
+            block.decode(bytes, out);
+        }
         out.copy_from_slice(&padded[..out.len()]);
         Ok(())
     }

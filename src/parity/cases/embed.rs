@@ -24,7 +24,7 @@ struct Embed {
 
 pub fn add(table: &mut Table) {
     for dtype in runnable() {
-        let ragged = (!dtype.needs_group_rows()).then_some((9, 36));
+        let ragged = (dtype.row_multiple() == 1).then_some((9, 36));
         for (rows, cols) in [(33, 32), (7, 576), (70, 1056)].into_iter().chain(ragged) {
             Embed::plain(dtype, rows, cols).add(table, "");
         }

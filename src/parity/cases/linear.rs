@@ -87,7 +87,7 @@ fn add_products(table: &mut Table, kernel: Kernel, masked: bool, dtype: Dtype) {
         false => &[(1, 32), (5, 96), (6, 576), (7, 1056), (33, 96), (130, 576)],
         true => &[(5, 96), (6, 576), (33, 96), (130, 576)],
     };
-    let ragged = (!dtype.needs_group_rows()).then_some((7, 36));
+    let ragged = (dtype.row_multiple() == 1).then_some((7, 36));
     // The masked matvec_add has no bias.
     let can_bias = !(masked && kernel == Kernel::MatvecAdd);
     for (i, (rows, cols)) in dims.iter().copied().chain(ragged).enumerate() {

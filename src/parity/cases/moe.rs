@@ -74,7 +74,7 @@ fn add_types(table: &mut Table, part: Part, dtype: Dtype) {
     if has_halves(dtype) {
         add(" subnormal", &|moe| moe.values = Values::SUBNORMAL);
     }
-    if !dtype.needs_group_rows() {
+    if dtype.row_multiple() == 1 {
         add("", &|moe| (moe.outputs, moe.cols) = (7, 36));
     }
 }

@@ -246,7 +246,7 @@ fn router_rows_of_every_type_are_selected() {
     let (model, out) = (dir.path().join("model.cmf"), dir.path().join("out.cmf"));
     let keep = [0usize, 1, 3];
     let (rows, cols) = (4, 64);
-    for dtype in Dtype::all() {
+    for dtype in Dtype::all().filter(|dtype| dtype.has_encoder()) {
         let payload = encode(dtype, rows, cols, &|first, out| {
             (first * cols..)
                 .zip(out)
