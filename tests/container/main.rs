@@ -13,6 +13,7 @@ mod read;
 mod shards;
 mod sign;
 mod skills;
+mod ternary;
 mod tools;
 mod write;
 

@@ -10,7 +10,7 @@ fn read(name: &str) -> Vec<u8> {
 }
 
 /// `base` with edits `[offset, hex]`, cut or extended to `len` bytes.
-fn edited(base: &[u8], edits: &Value, len: usize) -> Vec<u8> {
+pub fn edited(base: &[u8], edits: &Value, len: usize) -> Vec<u8> {
     let mut bytes = base.to_vec();
     bytes.resize(len, 0);
     for edit in edits.as_array().unwrap() {

@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 const PREFIX: &str = "prism.hadamard.";
 /// The embedding: the only matrix whose rows may be rotated.
 const EMBEDDING: &str = "token_embd.weight";
+/// The key that names it.
+const INVERSE: &str = "inverse_weight_names";
 /// Projections whose inputs the runtime can rotate: `output`, or one of these in a layer.
 const PROJECTIONS: [&str; 9] = [
     "attn_q",
@@ -29,7 +31,7 @@ const KEYS: [&str; 11] = [
     "sign_widths",
     "sign_values",
     "weight_names",
-    "inverse_weight_names",
+    INVERSE,
     "gdn_v_grouped",
     "tied_output",
 ];
@@ -74,7 +76,7 @@ impl Gguf {
         expect(metadata, "axis", &[AXIS])?;
         let mut hadamard = blocks_and_signs(metadata, bytes)?;
         hadamard.forward = self.names("weight_names", bytes)?;
-        hadamard.inverse = self.names("inverse_weight_names", bytes)?;
+        hadamard.inverse = self.names(INVERSE, bytes)?;
         self.check_names(&hadamard, tied)?;
         let grouped_values = metadata.bool(&key("gdn_v_grouped"))?.unwrap_or(false);
         Ok(Some(Rotation {
@@ -87,6 +89,12 @@ impl Gguf {
     fn names(&self, name: &str, bytes: &[u8]) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         for tensor in self.metadata.strings(&key(name), bytes)?.unwrap_or_default() {
+            if name == INVERSE && tensor != EMBEDDING {
+                bail!(
+                    UnsupportedFeature,
+                    "rotated rows of tensor '{tensor}', supported: {EMBEDDING}"
+                );
+            }
             if self.find(tensor).is_none() {
                 bail!(
                     MissingTensor,
@@ -103,12 +111,6 @@ impl Gguf {
     fn check_names(&self, hadamard: &Hadamard, tied: bool) -> Result<()> {
         if hadamard.forward.is_empty() {
             bail!(UnsupportedFeature, "'{PREFIX}weight_names' is missing or empty");
-        }
-        if let Some(other) = hadamard.inverse.iter().find(|name| *name != EMBEDDING) {
-            bail!(
-                UnsupportedFeature,
-                "rotated rows of tensor '{other}', supported: {EMBEDDING}"
-            );
         }
         let has_output = self.find("output.weight").is_some();
         if tied && (has_output || hadamard.inverse.is_empty()) {
