@@ -1,6 +1,6 @@
 //! File formats of models: parsing, validation and writing. Bytes are checked before anything is used.
 //!
-//! `cmf` is the format this program writes; GGUF and safetensors are read by importers. Shared pieces: the description of a
+//! `cmf` is the format this program writes; GGUF, `.ninfer` and safetensors are other people's. Shared pieces: the description of a
 //! network, tensor descriptions, strict JSON, checksums, text encodings, mapped files and output files.
 
 mod arch;
@@ -9,8 +9,10 @@ mod bytes;
 pub mod cmf;
 mod file;
 pub mod gguf;
+pub mod hadamard;
 mod hash;
 pub mod json;
+pub mod ninfer;
 #[cfg(feature = "tools")]
 mod output;
 pub mod safetensors;

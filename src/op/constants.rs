@@ -1,6 +1,7 @@
 //! Constants that Rust and WGSL share. Every shader contains all of them; unused ones are removed when it is compiled.
 
 pub use super::grid::{GRID_WIDTH, KV_PAGE};
+pub use super::hadamard::HADAMARD_TILE;
 
 /// Largest number of tokens in one run of the decoding kernels.
 pub const MAX_WIDTH: u32 = 8;
@@ -32,6 +33,7 @@ pub(crate) fn declarations() -> String {
         ("MAX_EXPERTS", MAX_EXPERTS),
         ("MAX_TOP_K", MAX_TOP_K),
         ("LIST_HEADER", LIST_HEADER),
+        ("HADAMARD_TILE", HADAMARD_TILE),
         ("ABSENT", ABSENT),
         // The value of an unused overlay entry.
         ("NO_VALUE", crate::dtype::planes::NO_ENTRY >> 16),

@@ -84,6 +84,7 @@ operators! {
     Embed = embed,
     PreNorm = pre_norm,
     Norm = norm,
+    Hadamard = hadamard,
     AddNorm = add_norm,
     Matvec = matvec,
     MatvecAdd = matvec_add,

@@ -7,11 +7,13 @@ mod lazy;
 mod malformed;
 mod malformed_header;
 mod masks;
+mod ninfer;
 mod raw;
 mod read;
 mod shards;
 mod sign;
 mod skills;
+mod ternary;
 mod tools;
 mod write;
 

@@ -7,6 +7,7 @@ pub mod argmax;
 pub mod attention;
 pub mod delta_net;
 pub mod glu;
+pub mod hadamard;
 pub mod linear;
 pub mod rms_norm;
 pub mod rope;

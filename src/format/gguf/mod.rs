@@ -3,9 +3,11 @@
 //! Layout: magic, version u32, tensor count u64, key count u64, keys, tensor records, then data from the next aligned offset
 //! on. Importers interpret keys and tensor names.
 
+mod hadamard;
 mod metadata;
 mod types;
 
+pub use hadamard::Rotation;
 pub use metadata::{Metadata, shortest};
 
 use crate::dtype::{Dtype, Size};

@@ -1,7 +1,7 @@
 //! Cases of operators over whole rows of tokens: norms, activations, zeroing, moving a row.
 
 use crate::error::Result;
-use crate::op::{Kernel, last_token};
+use crate::op::{Kernel, hadamard, last_token};
 use crate::parity::case::Table;
 use crate::parity::maker::{Maker, op, sequence, token};
 use crate::parity::random::padded;
@@ -30,6 +30,12 @@ pub fn add(table: &mut Table) {
         }
         for (what, cap) in [("", 0.0), (" soft", 0.2), (" hard", 1e-3f32)] {
             add(table, Kernel::Cap, &["y"], what, ("cap", cap.to_bits()));
+        }
+    }
+    for (vectors, block) in [(16, 64), (96, 128), (160, 128), (1280, 1024), (1024, 4096), (3072, 4096), (8, 8)] {
+        for (what, inverse) in [("", false), (" inverse", true)] {
+            let name = format!("hadamard {} by {block}{what}", 4 * vectors);
+            table.add(name, move |maker| hadamard_case(maker, hadamard::Params::new(vectors, block, inverse)));
         }
     }
 }
@@ -100,6 +106,27 @@ fn last_token_case(maker: &mut Maker, cols: usize, stride: usize) -> Result<()> 
         let values = padded(&mut maker.random, tokens as usize, cols, stride, 0.3);
         let tokens = (0..tokens).map(|i| token(100 + i, i % 2, 10 + 3 * i));
         maker.round(tokens.collect(), vec![("source", values)])?;
+    }
+    Ok(())
+}
+
+fn hadamard_case(maker: &mut Maker, params: hadamard::Params) -> Result<()> {
+    let cols = params.vectors as usize * 4;
+    maker.buffer("signs", cols);
+    // Rows of x and y are apart, and what is between them stays as it is.
+    let (x_stride, y_stride) = (params.vectors + 8, params.vectors + 16);
+    maker.rows("x", x_stride as usize * 4, MOST);
+    maker.rows("y", y_stride as usize * 4, MOST);
+    maker.step(hadamard::Params {
+        x_stride,
+        y_stride,
+        ..params
+    })?;
+    for tokens in TOKENS {
+        let x = padded(&mut maker.random, tokens as usize, cols, x_stride as usize * 4, 0.3);
+        let sign = |bits: u64| if bits.is_multiple_of(2) { 1f32 } else { -1.0 };
+        let signs = (0..cols).map(|_| sign(maker.random.bits()).to_bits()).collect();
+        maker.round(sequence(0, tokens), vec![("x", x), ("signs", signs)])?;
     }
     Ok(())
 }
