@@ -1,15 +1,19 @@
 //! Flags that several commands share, and the parsing of their values.
 
 use super::context::Context;
-use super::model::{ModelArgs, QuantArgs, open_as};
+use super::convert::quant;
+use super::model::{ModelArgs, hinted, open};
 use super::output::{Output, size};
 use super::overlay::{self, OverlayArgs};
 use clap::Args;
+use cmf_gpu::convert::{Options, quantised};
+use cmf_gpu::dtype::Dtype;
 use cmf_gpu::engine::DeviceReport;
 use cmf_gpu::options::{DeviceChoice, Kv, Speculation, TaskChoice};
 use cmf_gpu::source::ModelSource;
 use cmf_gpu::{Engine, Error, LoadOptions, Result};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::str::FromStr;
 
 /// Which device runs the model, and with how much memory.
@@ -60,6 +64,23 @@ impl TaskArgs {
     /// The choice; without the flag, the default.
     pub fn choice(&self) -> TaskChoice {
         self.task.clone().unwrap_or_default()
+    }
+}
+
+/// The types in which a model is loaded.
+#[derive(Args, Clone, Copy, Default)]
+pub struct QuantArgs {
+    /// Quantises the matrices of a Hugging Face directory or a GGUF file to this type while loading, as convert does [default:
+    /// the types of the file]
+    #[arg(long, value_parser = quant)]
+    pub quant: Option<Dtype>,
+}
+
+/// Opens a model in these types. Errors: as [`source::open`] and [`quantised`]; for a missing file with a hint.
+pub fn open_as(path: &Path, quant: QuantArgs) -> Result<ModelSource> {
+    match quant.quant {
+        Some(quant) => quantised(path, Options::new(quant)).map_err(|err| hinted(err, path)),
+        None => open(path),
     }
 }
 

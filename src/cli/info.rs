@@ -2,9 +2,9 @@
 
 mod print;
 
-use super::args::whole;
+use super::args::{QuantArgs, open_as, whole};
 use super::context::{Context, Result};
-use super::model::{ModelArgs, QuantArgs, open_as, open_file};
+use super::model::{ModelArgs, open_file};
 use super::{mask, skill};
 use cmf_gpu::engine::{AUTO_DRAFTS, sampling_defaults, stop_tokens};
 use cmf_gpu::format::cmf::CmfContainer;

@@ -2,8 +2,6 @@
 
 use super::context::{Result, usage};
 use clap::Args;
-use cmf_gpu::convert::{Options, quantised};
-use cmf_gpu::dtype::Dtype;
 use cmf_gpu::format::cmf::CmfContainer;
 use cmf_gpu::source::{self, Format, ModelSource};
 use cmf_gpu::{Error, Kind};
@@ -99,26 +97,9 @@ const CONFIG: &str = "config.json";
 /// Most models that a hint lists.
 const HINTS: usize = 5;
 
-/// The types in which a model is loaded.
-#[derive(Args, Clone, Copy, Default)]
-pub struct QuantArgs {
-    /// Quantises the matrices of a Hugging Face directory or a GGUF file to this type while loading, as convert does [default:
-    /// the types of the file]
-    #[arg(long, value_parser = super::convert::quant)]
-    pub quant: Option<Dtype>,
-}
-
 /// Opens a model. Errors: as [`source::open`]; for a missing file with a hint.
 pub fn open(path: &Path) -> Result<ModelSource> {
     source::open(path).map_err(|err| hinted(err, path))
-}
-
-/// Opens a model in these types. Errors: as [`source::open`] and [`quantised`]; for a missing file with a hint.
-pub fn open_as(path: &Path, quant: QuantArgs) -> Result<ModelSource> {
-    match quant.quant {
-        Some(quant) => quantised(path, Options::new(quant)).map_err(|err| hinted(err, path)),
-        None => open(path),
-    }
 }
 
 /// Opens a model, or a file that holds a skill. Errors: as [`source::open_file`]; for a missing file with a hint.
@@ -145,10 +126,11 @@ fn require_cmf(path: &Path) -> Result<()> {
     Err(Error::new(Kind::UnsupportedFeature, message))
 }
 
-fn hinted(err: Error, path: &Path) -> Error {
+/// The error of opening a model, for a missing file with a hint.
+pub fn hinted(err: Error, path: &Path) -> Error {
     match err.kind {
-        // A directory that is a model by its configuration lacks something else.
-        Kind::Io if !path.join(CONFIG).is_file() => require_file(path).err().unwrap_or(err),
+        // A directory with a configuration and no other model is one that lacks something.
+        Kind::Io if !path.join(CONFIG).is_file() || !models_in(path).is_empty() => hint(path).err().unwrap_or(err),
         _ => err,
     }
 }
@@ -156,6 +138,11 @@ fn hinted(err: Error, path: &Path) -> Error {
 /// Errors: `Io` for a directory or a missing file, with a hint; `UnsupportedFeature` for a model in another format than CMF.
 pub fn require_file(path: &Path) -> Result<()> {
     require_cmf(path)?;
+    hint(path)
+}
+
+/// Errors: `Io` for a directory or a missing file, with a hint.
+fn hint(path: &Path) -> Result<()> {
     if path.is_dir() {
         return Err(not_a_model(path, "a directory, expected a model file", path));
     }
@@ -179,12 +166,7 @@ pub fn require_path(path: &Path) -> Result<()> {
 
 /// The error for a path that is not a model, with the models in `dir` as a hint.
 fn not_a_model(path: &Path, problem: &str, dir: &Path) -> Error {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut models: Vec<String> = entries
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| is_whole_or_first(name))
-        .collect();
-    models.sort();
+    let mut models = models_in(dir);
     let dir = dir.display();
     let hint = match models.len() {
         0 => format!("there is no .cmf or .gguf file in {dir}"),
@@ -195,6 +177,17 @@ fn not_a_model(path: &Path, problem: &str, dir: &Path) -> Error {
         }
     };
     Error::new(Kind::Io, format!("{}: {problem}; {hint}", path.display()))
+}
+
+/// The names of the models in a directory.
+fn models_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut models: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| is_whole_or_first(name))
+        .collect();
+    models.sort();
+    models
 }
 
 /// Whether a name belongs to a model in one file, or to the first of several files.

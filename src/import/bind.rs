@@ -7,7 +7,7 @@ use super::arch;
 use super::experts;
 use super::family::{Delta, Family};
 use super::matrix::Found;
-use super::model::Tensor;
+use super::model::{Bound, Tensor};
 use super::roles::{
     DELTA_INPUT, DENSE_PREFIX, EMBED, HEAD, LAYER_PREFIX, LM_HEAD, MTP, MTP_PREFIX, MTP_TAIL, Need, ROUTER, Role, TAIL,
     layer_roles,
@@ -18,13 +18,6 @@ use std::collections::HashSet;
 
 /// Names that a message lists before it counts the rest.
 const LISTED: usize = 5;
-
-/// The tensors to write, and the names of those that are left out.
-pub(super) struct Bound {
-    pub tensors: Vec<Tensor>,
-    pub dropped: Vec<String>,
-    pub notes: Vec<String>,
-}
 
 /// Picks the tensors of `family` with the dimensions of `arch` out of `found`, in the order embedding, layers, final norm,
 /// output projection, draft head. Sets in `arch` whether the embedding is tied and whether there is a draft head.

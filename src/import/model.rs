@@ -1,6 +1,5 @@
 //! A model as an importer describes it: the network, its tensors, and what conversations need.
 
-use super::bind::Bound;
 use super::matrix::Matrix;
 use crate::error::{Result, bail};
 use crate::format::Arch;
@@ -13,6 +12,13 @@ pub struct Tensor {
     pub name: String,
     /// Its values.
     pub data: Matrix,
+}
+
+/// The tensors that a network needs, and the names of those that are left out.
+pub(super) struct Bound {
+    pub tensors: Vec<Tensor>,
+    pub dropped: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 /// A model that was trained elsewhere.

@@ -9,5 +9,6 @@ mod narrowing;
 mod paging;
 mod plan;
 mod skills;
+mod sources;
 mod streams;
 mod tools;

@@ -32,7 +32,13 @@ fn broken_files_have_their_errors_and_harmless_oddities_open() {
         let len = case["bytes"].as_u64().unwrap() as usize;
         let found = Ninfer::parse(&edited(&base, &case["edits"], len));
         let kind = found.as_ref().err().map(|err| err.kind.name());
-        assert_eq!(kind, case["error"].as_str(), "{}: {:?}", case["name"], found.err());
+        assert_eq!(
+            kind.as_deref(),
+            case["error"].as_str(),
+            "{}: {:?}",
+            case["name"],
+            found.err()
+        );
     }
 }
 

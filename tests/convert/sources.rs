@@ -82,6 +82,23 @@ fn in_order(source: &ModelSource) -> ModelSource {
     plain
 }
 
+/// The same values as f32 in memory.
+fn as_f32(source: &ModelSource) -> ModelSource {
+    let copies = source.tensors.infos().iter().enumerate().map(|(id, info)| {
+        let stored = source.tensors.stored(id).unwrap();
+        let (rows, cols) = info.rows_cols();
+        let mut values = vec![0f32; rows * cols];
+        let decoder = stored.decoder().unwrap();
+        let all = values.chunks_mut(cols).enumerate();
+        all.for_each(|(row, out)| decoder.row(row, out));
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        (info.name.clone(), Dtype::F32, info.shape.clone(), bytes)
+    });
+    let mut plain = source.clone();
+    plain.tensors = Arc::new(MemoryTensors::new(copies).unwrap());
+    plain
+}
+
 /// Writes a file whose matrices are of a type, as `encode` makes them from f32.
 fn write(mut file: Gguf, kind: u32, encode: impl Fn(&[f32]) -> Vec<u8>, path: &Path) {
     for Block {
@@ -238,20 +255,7 @@ fn block_types_run_as_they_are() {
         write(as_gguf(model), 8, bytes, &path);
         let source = source::open(&path).unwrap();
         assert!(source.tensors.infos().iter().any(|info| info.dtype == Dtype::Q8_0));
-        // The same values as f32.
-        let infos = source.tensors.infos().to_vec();
-        let copies = infos.into_iter().enumerate().map(|(id, info)| {
-            let stored = source.tensors.stored(id).unwrap();
-            let (rows, cols) = info.rows_cols();
-            let mut values = vec![0f32; rows * cols];
-            let decoder = stored.decoder().unwrap();
-            let all = values.chunks_mut(cols).enumerate();
-            all.for_each(|(row, out)| decoder.row(row, out));
-            let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            (info.name, Dtype::F32, info.shape, bytes)
-        });
-        let mut plain = source.clone();
-        plain.tensors = Arc::new(MemoryTensors::new(copies).unwrap());
+        let plain = as_f32(&source);
         let tokens = prompt(model);
         for place in ON_DEVICE {
             let (found, wanted) = (
@@ -351,4 +355,78 @@ fn rotated_weights_are_refused() {
         err.kind == Kind::UnsupportedFeature && err.message.contains("'prism.hadamard.version'"),
         "{err}"
     );
+}
+
+/// A small network with random weights, whose matrices are all of one type of 256 columns.
+fn random_model(dtype: Dtype) -> Gguf {
+    let mut file = Gguf::new();
+    file.set("general.architecture", Meta::Str("llama".into()));
+    for (key, value) in [
+        ("block_count", 1),
+        ("context_length", 64),
+        ("embedding_length", 256),
+        ("feed_forward_length", 512),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+    ] {
+        file.set(format!("llama.{key}"), Meta::U32(value));
+    }
+    file.set("llama.attention.layer_norm_rms_epsilon", Meta::F32(1e-5));
+    let mut seed = 1u32;
+    for (name, shape) in [
+        ("token_embd", [64u64, 256]),
+        ("blk.0.attn_q", [256, 256]),
+        ("blk.0.attn_k", [128, 256]),
+        ("blk.0.attn_v", [128, 256]),
+        ("blk.0.attn_output", [256, 256]),
+        ("blk.0.ffn_gate", [512, 256]),
+        ("blk.0.ffn_up", [512, 256]),
+        ("blk.0.ffn_down", [256, 512]),
+        ("output", [64, 256]),
+    ] {
+        let [rows, cols] = shape.map(|n| n as usize);
+        let mut data = vec![0; rows * dtype.row_bytes(cols).unwrap()];
+        seed = seed.wrapping_mul(0x9E37_79B9) | 1;
+        let random = |bytes: &mut [u8]| {
+            let mut state = seed;
+            for byte in bytes {
+                state ^= state << 13;
+                state ^= state >> 17;
+                state ^= state << 5;
+                *byte = (state >> 11) as u8;
+            }
+        };
+        assert!(dtype.fill_random(&mut data, [rows, cols], 1.0 / 16.0, &random));
+        file.tensors.push(Block {
+            name: format!("{name}.weight"),
+            dims: vec![shape[1], shape[0]],
+            kind: dtype.gguf().unwrap(),
+            data,
+            offset: None,
+        });
+    }
+    for name in ["blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"] {
+        file.f32(format!("{name}.weight"), &[256], &[1.0; 256]);
+    }
+    file
+}
+
+/// The same values as f32 give the same logits.
+#[test]
+fn every_type_of_a_gguf_file_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    for dtype in Dtype::all().filter(|dtype| dtype.gguf().is_some() && dtype.id().is_none()) {
+        std::fs::write(&path, random_model(dtype).bytes()).unwrap();
+        let source = source::open(&path).unwrap();
+        assert!(source.verify(&mut |_, _| ()).unwrap().ok());
+        let (tokens, plain) = ([1, 2, 3, 5, 8, 13, 21], as_f32(&source));
+        let wanted = logits(plain, &tokens, false);
+        for place in ON_DEVICE {
+            let found = logits(source.clone(), &tokens, place);
+            let pairs = found.iter().flatten().zip(wanted.iter().flatten());
+            let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+            assert!(worst < TOLERANCE, "{}: {worst}", dtype.name());
+        }
+    }
 }

@@ -84,10 +84,13 @@ impl Report {
         let Planned { model, plan, .. } = &self.planned;
         let cost = &self.cost;
         format!(
-            "{} ({}): {} layers, {:.2} · 10⁹ weights in {}\ncontext {}: {} of keys and values, {} of recurrent states, {} of \
+            "{}{}: {} layers, {:.2} · 10⁹ weights in {}\ncontext {}: {} of keys and values, {} of recurrent states, {} of \
              other buffers",
             self.name,
-            self.format,
+            match self.format {
+                "synthetic" => String::new(),
+                format => format!(" ({format})"),
+            },
             model.layers.len(),
             self.parameters as f64 / 1e9,
             size(cost.weight_bytes),

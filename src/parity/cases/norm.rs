@@ -32,10 +32,20 @@ pub fn add(table: &mut Table) {
             add(table, Kernel::Cap, &["y"], what, ("cap", cap.to_bits()));
         }
     }
-    for (vectors, block) in [(16, 64), (96, 128), (160, 128), (1280, 1024), (1024, 4096), (3072, 4096), (8, 8)] {
+    for (vectors, block) in [
+        (16, 64),
+        (96, 128),
+        (160, 128),
+        (1280, 1024),
+        (1024, 4096),
+        (3072, 4096),
+        (8, 8),
+    ] {
         for (what, inverse) in [("", false), (" inverse", true)] {
             let name = format!("hadamard {} by {block}{what}", 4 * vectors);
-            table.add(name, move |maker| hadamard_case(maker, hadamard::Params::new(vectors, block, inverse)));
+            table.add(name, move |maker| {
+                hadamard_case(maker, hadamard::Params::new(vectors, block, inverse))
+            });
         }
     }
 }

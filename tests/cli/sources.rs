@@ -1,0 +1,58 @@
+//! Models in other formats than CMF: what commands say about them, and what they refuse.
+
+use crate::build::{golden, ids, run};
+use serde_json::json;
+
+#[test]
+fn a_directory_is_a_model() {
+    let dir = crate::golden::dir("llama_tied");
+    let dir = dir.to_str().unwrap();
+    let info = run(&["info", dir, "--json", "--tensors"]).json();
+    assert_eq!((&info["format"], &info["runs"]), (&json!("safetensors"), &json!(true)));
+    let bytes = std::fs::metadata(format!("{dir}/model.safetensors")).unwrap().len();
+    assert_eq!(info["bytes"], bytes);
+    assert!(
+        info["bytes_by_dtype"].as_object().unwrap().contains_key("bf16"),
+        "{info}"
+    );
+    let first = &info["tensors"][0];
+    assert!(first["offset"].is_u64() && first["hash"].is_null(), "{first}");
+
+    let verified = run(&["verify", dir, "--json"]).json();
+    assert_eq!(
+        (&verified["ok"], &verified["format"]),
+        (&json!(true), &json!("safetensors"))
+    );
+    assert!(verified["notes"][0].as_str().unwrap().contains("no checksums"));
+
+    let (prompt, greedy) = golden(0);
+    for more in [&[][..], &["--quant", "f32"]] {
+        let tokens = ids(&prompt);
+        let arguments = ["run", dir, "--prompt-tokens", &tokens, "--greedy", "-n", "4", "--json"];
+        let answer = run(&[&arguments[..], more].concat()).json();
+        assert_eq!(answer["tokens"], json!(greedy[..4]), "{more:?}");
+    }
+    let plan = run(&["bench", dir, "--plan", "--json"]).json();
+    assert_eq!(plan["format"], "safetensors");
+    let small = run(&["info", dir, "--json", "--quant", "q4tp"]).json();
+    assert!(small["memory"]["weight_bytes"].as_u64() < info["memory"]["weight_bytes"].as_u64());
+}
+
+#[test]
+fn what_only_cmf_files_have_is_refused_by_name() {
+    let dir = crate::golden::dir("llama_tied");
+    let dir = dir.to_str().unwrap();
+    let key = "0".repeat(64);
+    for arguments in [
+        &["mask", "list", dir][..],
+        &["skill", "list", dir],
+        &["verify", dir, "--pubkey", &key],
+        &["compact", dir, "-o", "never.cmf"],
+        &["shard", dir, "--shard-max-gb", "1", "-o", "never"],
+    ] {
+        let message = run(arguments).fails(1, "UnsupportedFeature");
+        assert!(message.contains("CMF file"), "{message}");
+    }
+    run(&["run", dir, "--task", "x", "-p", "a"]).fails(2, "Usage");
+    run(&["run", dir, "--skill", "x", "-p", "a"]).fails(2, "Usage");
+}
