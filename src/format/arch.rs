@@ -3,6 +3,7 @@
 //! Fields have the JSON names of a CMF header's `arch` object (section 2 of the format). Importers of other formats fill
 //! in the same type. Whether the network can run and whether the tensors fit is checked elsewhere.
 
+use super::hadamard::Hadamard;
 use super::json::without_nulls;
 use crate::error::{Error, Kind, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -231,6 +232,8 @@ pub struct Arch {
     pub mtp: Option<Mtp>,
     /// The mixture of experts.
     pub moe: Option<Moe>,
+    /// The matrices that are stored in a rotated basis.
+    pub prism_hadamard: Option<Hadamard>,
 }
 
 impl Arch {

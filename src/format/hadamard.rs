@@ -5,6 +5,7 @@
 //! means (W'·H) ⊙ s, row by row.
 
 use crate::error::{Result, bail};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The only transform that is defined.
@@ -15,7 +16,8 @@ pub const AXIS: &str = "input-last-dimension";
 const MAX_BLOCK: u64 = crate::op::HADAMARD_TILE as u64;
 
 /// Which matrices are rotated, and how.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Header", into = "Header")]
 pub struct Hadamard {
     /// Elements of a block of H: a power of two that divides the width of every rotated matrix.
     block: usize,
@@ -25,6 +27,88 @@ pub struct Hadamard {
     pub forward: BTreeSet<String>,
     /// Names of embeddings whose rows are rotated.
     pub inverse: BTreeSet<String>,
+}
+
+/// A rotation as `arch.prism_hadamard` of a CMF header states it.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    version: u32,
+    block_size: u64,
+    transform: String,
+    axis: String,
+    sign_mode: String,
+    widths: Vec<i64>,
+    signs: Vec<f32>,
+    forward_weight_names: Vec<String>,
+    inverse_weight_names: Vec<String>,
+    /// Whether value heads that share a key head are neighbours, as everywhere in a CMF file.
+    gdn_v_grouped: bool,
+    /// Whether the writer's engine rounds transformed activations to f16. Here they stay f32.
+    #[serde(default)]
+    activation_f16: bool,
+}
+
+impl From<Hadamard> for Header {
+    fn from(rotation: Hadamard) -> Header {
+        let mode = if rotation.is_identity() { "identity" } else { "explicit" };
+        let signs = rotation.signs.unwrap_or_default();
+        Header {
+            version: 1,
+            block_size: rotation.block as u64,
+            transform: TRANSFORM.into(),
+            axis: AXIS.into(),
+            sign_mode: mode.into(),
+            widths: signs.keys().map(|&width| width as i64).collect(),
+            signs: signs.into_values().flatten().collect(),
+            forward_weight_names: rotation.forward.into_iter().collect(),
+            inverse_weight_names: rotation.inverse.into_iter().collect(),
+            gdn_v_grouped: true,
+            activation_f16: false,
+        }
+    }
+}
+
+impl TryFrom<Header> for Hadamard {
+    type Error = String;
+
+    fn try_from(header: Header) -> Result<Hadamard, String> {
+        let expected = [
+            ("version", header.version.to_string(), "1"),
+            ("transform", header.transform, TRANSFORM),
+            ("axis", header.axis, AXIS),
+            ("gdn_v_grouped", header.gdn_v_grouped.to_string(), "true"),
+        ];
+        for (key, found, expected) in expected {
+            if found != expected {
+                return Err(format!("prism_hadamard.{key} is {found}, supported: {expected}"));
+            }
+        }
+        let signs = (&header.widths[..], &header.signs[..]);
+        let signs = match header.sign_mode.as_str() {
+            "explicit" => Some(signs),
+            "identity" if header.widths.is_empty() && header.signs.is_empty() => None,
+            other => {
+                return Err(format!(
+                    "prism_hadamard.sign_mode is {other}, supported: explicit, identity"
+                ));
+            }
+        };
+        let mut rotation = Hadamard::new(header.block_size, signs).map_err(|err| err.message)?;
+        let unique = |names: Vec<String>| {
+            let count = names.len();
+            let names = BTreeSet::from_iter(names);
+            (names.len() == count)
+                .then_some(names)
+                .ok_or("prism_hadamard names a matrix twice")
+        };
+        rotation.forward = unique(header.forward_weight_names)?;
+        rotation.inverse = unique(header.inverse_weight_names)?;
+        match rotation.forward.is_empty() {
+            true => Err("prism_hadamard.forward_weight_names is empty".into()),
+            false => Ok(rotation),
+        }
+    }
 }
 
 impl Hadamard {

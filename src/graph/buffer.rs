@@ -3,12 +3,15 @@
 use super::matrix::{Piece, Vector};
 use crate::error::Result;
 use crate::source::{TensorId, Tensors};
+use std::sync::Arc;
 
 /// The contents of a buffer before the first run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fill {
     /// Zeros.
     Zero,
+    /// These values, then zeros.
+    Values(Arc<[f32]>),
     /// The words 0, 1, 2, ... up to this many, then zeros.
     Indices(u32),
     /// `(cos, sin)` of `position * inv_freq[i]`, both times `factor`: `[positions, inv_freq.len()]` pairs of f32.
@@ -52,6 +55,7 @@ impl Fill {
     pub fn words(&self, tensors: &dyn Tensors) -> Result<Vec<u32>> {
         let (header, places, bias) = match self {
             Fill::Zero | Fill::Rope { .. } => return Ok(Vec::new()),
+            Fill::Values(values) => return Ok(values.iter().map(|value| value.to_bits()).collect()),
             Fill::Indices(count) => return Ok((0..*count).collect()),
             Fill::Experts { header, places, bias } => (header, places, bias),
         };

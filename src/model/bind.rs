@@ -3,6 +3,7 @@
 use super::binder::Binder;
 use super::network::{Activation, Attention, FeedForward, HeadInput, Layer, Linear, Mixer, Model, Mtp};
 use super::rope;
+use super::rotation;
 use crate::error::{Result, bail};
 use crate::source::{Arch, HiddenAct, LayerType, MtpHidden, NormStyle, Tensors};
 
@@ -35,7 +36,8 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
     };
     let mtp = binder.mtp(ropes.len())?;
     let rope_ends = rope::ends(arch);
-    Ok(Model {
+    let unused = binder.unused();
+    let mut model = Model {
         hidden,
         vocab,
         embed,
@@ -58,8 +60,11 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors) -> Result<Model> {
         masks: tensors.masks().cloned().unwrap_or_default(),
         max_positions: [arch.max_position_embeddings, rope_ends].into_iter().flatten().min(),
         rope_ends,
-        unused: binder.unused(),
-    })
+        rotation: None,
+        unused,
+    };
+    model.rotation = rotation::bind(arch, tensors, &model)?;
+    Ok(model)
 }
 
 /// Refuses constants that the kernels do not support. Returns the number that is added to norm weights.

@@ -9,11 +9,12 @@ mod delta_net;
 mod experts;
 mod network;
 mod rope;
+mod rotation;
 #[cfg(test)]
 mod tests;
 
 pub use bind::bind;
 pub use network::{
     Activation, Attention, DeltaGates, DeltaInputs, DeltaNet, FeedForward, Ffn, GateUp, HeadInput, Layer, Linear,
-    Mixer, Model, Moe, Mtp, Rope,
+    Mixer, Model, Moe, Mtp, Rope, Rotation,
 };

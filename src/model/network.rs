@@ -1,6 +1,21 @@
 //! The data types of a network.
 
 use crate::source::{Masks, TensorId, Tensors};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+/// Matrices that are stored in a rotated basis, see [`crate::format::hadamard`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotation {
+    /// Elements of a block of the transform.
+    pub block: usize,
+    /// Signs, 1 or -1, for every width of rotated matrices.
+    pub signs: BTreeMap<usize, Arc<[f32]>>,
+    /// The projections that read rotated inputs.
+    pub forward: HashSet<TensorId>,
+    /// Whether the rows of the embedding are rotated.
+    pub inverse: bool,
+}
 
 /// A linear map `[rows, cols]`, with an optional bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +121,19 @@ impl DeltaNet {
     /// Channels of the convolution: q, k and v.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// The input projections, in the order of their outputs.
+    pub fn linears(&self) -> Vec<&Linear> {
+        let mut all = match &self.inputs {
+            DeltaInputs::Split { qkv, z } => vec![qkv, z],
+            DeltaInputs::Fused(qkvz) => vec![qkvz],
+        };
+        match &self.gates {
+            DeltaGates::Split([b, a]) => all.extend([b, a]),
+            DeltaGates::Fused(ba) => all.push(ba),
+        }
+        all
     }
 }
 
@@ -287,6 +315,8 @@ pub struct Model {
     pub max_positions: Option<usize>,
     /// Longest context for which the rotary tables are correct, `None` = any.
     pub rope_ends: Option<usize>,
+    /// The matrices that are stored in a rotated basis.
+    pub rotation: Option<Rotation>,
     /// Task masks over the layers, indexed by iteration · layers + layer.
     pub masks: Masks,
     /// Tensors that the network does not use.

@@ -358,6 +358,7 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "moe_combine 4 of 60",
         "sample 257 spread",
         "last_token 96",
+        "hadamard 640 by 128",
         "speculate_begin 3 drafts",
         "draft 257 spread",
     ] {
@@ -376,6 +377,7 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::PreNorm(p) => p.vectors -= 1,
             Op::Norm(p) => p.eps *= 1.001,
             Op::AddNorm(p) => p.eps *= 1.001,
+            Op::Hadamard(p) => p.block /= 2,
             Op::Cap(p) => p.cap *= 1.001,
             Op::Glu(p) => p.gelu = 1,
             Op::ZeroMasked(p) => p.vectors -= 1,

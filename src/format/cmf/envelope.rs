@@ -20,7 +20,8 @@ pub(super) const BINARY_MASKS: u32 = 1 << 1;
 pub(super) const QUANT_2F: u32 = 1 << 2;
 pub(super) const LOOP_MASKS: u32 = 1 << 5;
 pub(super) const SKILL_FILE: u32 = 1 << 6;
-const KNOWN: u32 = TENSOR_DIR | BINARY_MASKS | QUANT_2F | LOOP_MASKS | SKILL_FILE;
+pub(super) const PRISM_HADAMARD: u32 = 1 << 7;
+const KNOWN: u32 = TENSOR_DIR | BINARY_MASKS | QUANT_2F | LOOP_MASKS | SKILL_FILE | PRISM_HADAMARD;
 
 /// Names of feature bits, from bit 0: those of the format, and those of newer writers.
 const FEATURE_NAMES: [&str; 16] = [
@@ -206,7 +207,7 @@ fn names(features: u32) -> String {
 fn hint(file: &[u8]) -> String {
     const WEB_PAGE: &str = "a web page; the download failed";
     const HINTS: [(&[u8], &str); 13] = [
-        (b"GGUF", "a GGUF model; convert it first"),
+        (b"GGUF", "a GGUF model"),
         (b"NINFER", "a .ninfer model"),
         (
             b"version https://git-lfs",

@@ -1,7 +1,7 @@
 //! One file of a model, mapped and checked.
 
 use super::directory::{self, Entry};
-use super::envelope::{Envelope, LOOP_MASKS, Span};
+use super::envelope::{Envelope, LOOP_MASKS, PRISM_HADAMARD, Span};
 use super::header::Header;
 use super::index::{self, IndexEntry};
 use super::masks::{MaskShape, Masks};
@@ -53,6 +53,13 @@ impl CmfFile {
         }
         let entries = directory::parse(file, &envelope)?;
         check_section("directory", envelope.directory, envelope.directory_hash, file)?;
+        let (rotated, bit) = (&header.arch.prism_hadamard, envelope.features & PRISM_HADAMARD != 0);
+        if rotated.is_some() != bit {
+            bail!(
+                Parse,
+                "arch.prism_hadamard and feature bit 7 (PRISM_HADAMARD) occur only together"
+            );
+        }
         let shape = MaskShape::of(&header.arch, envelope.features & LOOP_MASKS != 0);
         let sections = envelope.sections.map(|span| span.of(file));
         let masks = sections.masks.map(|masks| Masks::parse(masks, shape)).transpose()?;

@@ -1,7 +1,9 @@
 //! The parts of a file that describe the rest: envelope, header and directory.
 
 use super::directory::{self, Entry};
-use super::envelope::{self, BINARY_MASKS, Envelope, LOOP_MASKS, QUANT_2F, SKILL_FILE, Span, TENSOR_DIR};
+use super::envelope::{
+    self, BINARY_MASKS, Envelope, LOOP_MASKS, PRISM_HADAMARD, QUANT_2F, SKILL_FILE, Span, TENSOR_DIR,
+};
 use super::header::Header;
 use super::masks::{MaskShape, Masks};
 use super::sections::Sections;
@@ -72,6 +74,7 @@ impl Head {
             (QUANT_2F, entries.iter().any(two_fields)),
             (LOOP_MASKS, loop_masks),
             (SKILL_FILE, typed.has_bound_skill()),
+            (PRISM_HADAMARD, typed.arch.prism_hadamard.is_some()),
         ];
         // Checks the text as opening will.
         let header = Value::Object(header).to_string().into_bytes();

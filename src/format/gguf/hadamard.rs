@@ -1,6 +1,6 @@
 //! The metadata of rotated weights: the keys `prism.hadamard.*`.
 
-use super::{Gguf, Metadata};
+use super::{Gguf, Metadata, Tensor};
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::hadamard::{AXIS, Hadamard, TRANSFORM};
 use std::collections::BTreeSet;
@@ -46,23 +46,39 @@ pub struct Rotation {
 }
 
 impl Gguf {
-    /// The rotation of the weights in the file `bytes`; `None` if the file has no key of it.
+    /// The rotation of the weights in the file `bytes`; `None` if the file has no key of it. Errors: as [`Rotation::read`].
+    pub fn rotation(&self, bytes: &[u8]) -> Result<Option<Rotation>> {
+        Rotation::read(&self.metadata, bytes, &|name| self.find(name))
+    }
+}
+
+/// The keys, and the tensors that they name.
+struct Keys<'a> {
+    metadata: &'a Metadata,
+    /// The file with the metadata.
+    bytes: &'a [u8],
+    find: &'a dyn Fn(&str) -> Option<&'a Tensor>,
+}
+
+impl Rotation {
+    /// The rotation that `metadata`, which is in the file `bytes`, states; `None` if there is no key of it. `find`: the tensor
+    /// of a name, in any part of the model.
     ///
     /// Errors: `UnsupportedFeature` for a rotation that is not defined or incomplete, `MissingTensor` for names that the
     /// file does not have, `Parse` for signs that do not fit.
-    pub fn rotation(&self, bytes: &[u8]) -> Result<Option<Rotation>> {
-        let mut keys = self
-            .metadata
-            .keys()
-            .filter_map(|key| key.strip_prefix(PREFIX))
-            .peekable();
+    pub fn read<'a>(
+        metadata: &'a Metadata,
+        bytes: &'a [u8],
+        find: &'a dyn Fn(&str) -> Option<&'a Tensor>,
+    ) -> Result<Option<Rotation>> {
+        let mut keys = metadata.keys().filter_map(|key| key.strip_prefix(PREFIX)).peekable();
         if keys.peek().is_none() {
             return Ok(None);
         }
         if let Some(unknown) = keys.find(|key| !KEYS.contains(key)) {
             bail!(UnsupportedFeature, "metadata key '{PREFIX}{unknown}' is unknown");
         }
-        let metadata = &self.metadata;
+        let named = Keys { metadata, bytes, find };
         let version = required(metadata.uint32(&key("version"))?, "version")?;
         let tied = metadata.bool(&key("tied_output"))?.unwrap_or(false);
         if !matches!(version, 1 | 2) || (version == 2) != tied {
@@ -75,27 +91,29 @@ impl Gguf {
         expect(metadata, "transform", &[TRANSFORM])?;
         expect(metadata, "axis", &[AXIS])?;
         let mut hadamard = blocks_and_signs(metadata, bytes)?;
-        hadamard.forward = self.names("weight_names", bytes)?;
-        hadamard.inverse = self.names(INVERSE, bytes)?;
-        self.check_names(&hadamard, tied)?;
+        hadamard.forward = named.names("weight_names")?;
+        hadamard.inverse = named.names(INVERSE)?;
+        named.check(&hadamard, tied)?;
         let grouped_values = metadata.bool(&key("gdn_v_grouped"))?.unwrap_or(false);
         Ok(Some(Rotation {
             hadamard,
             grouped_values,
         }))
     }
+}
 
+impl Keys<'_> {
     /// The names under a key. Errors: `Parse` for names that occur twice, `MissingTensor`.
-    fn names(&self, name: &str, bytes: &[u8]) -> Result<BTreeSet<String>> {
+    fn names(&self, name: &str) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
-        for tensor in self.metadata.strings(&key(name), bytes)?.unwrap_or_default() {
+        for tensor in self.metadata.strings(&key(name), self.bytes)?.unwrap_or_default() {
             if name == INVERSE && tensor != EMBEDDING {
                 bail!(
                     UnsupportedFeature,
                     "rotated rows of tensor '{tensor}', supported: {EMBEDDING}"
                 );
             }
-            if self.find(tensor).is_none() {
+            if (self.find)(tensor).is_none() {
                 bail!(
                     MissingTensor,
                     "'{PREFIX}{name}' names tensor '{tensor}', which is not in the file"
@@ -108,11 +126,11 @@ impl Gguf {
         Ok(names)
     }
 
-    fn check_names(&self, hadamard: &Hadamard, tied: bool) -> Result<()> {
+    fn check(&self, hadamard: &Hadamard, tied: bool) -> Result<()> {
         if hadamard.forward.is_empty() {
             bail!(UnsupportedFeature, "'{PREFIX}weight_names' is missing or empty");
         }
-        let has_output = self.find("output.weight").is_some();
+        let has_output = (self.find)("output.weight").is_some();
         if tied && (has_output || hadamard.inverse.is_empty()) {
             bail!(
                 UnsupportedFeature,
@@ -133,8 +151,7 @@ impl Gguf {
                     "tensor '{name}' is named as rotated, but its input is not"
                 );
             }
-            let width = self
-                .find(name)
+            let width = (self.find)(name)
                 .and_then(|tensor| tensor.shape.last().copied())
                 .unwrap_or(0);
             hadamard

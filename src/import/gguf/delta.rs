@@ -64,7 +64,8 @@ pub(super) fn read(keys: &Keys, family: &Family, arch: &mut Arch) -> Result<()> 
 }
 
 /// A tensor of such a layer in the container's order and form.
-pub(super) fn arrange(mut matrix: Matrix, role: &Role, family: &Family, arch: &Arch) -> Result<Matrix> {
+/// `grouped`: the value heads along its columns are in the container's order.
+pub(super) fn arrange(mut matrix: Matrix, role: &Role, family: &Family, arch: &Arch, grouped: bool) -> Result<Matrix> {
     let Some(part) = role.name.strip_prefix("linear_attn.") else {
         return Ok(matrix);
     };
@@ -92,7 +93,7 @@ pub(super) fn arrange(mut matrix: Matrix, role: &Role, family: &Family, arch: &A
         "in_proj_z.weight" => matrix.tiled_rows(tiles(0, value)),
         "in_proj_a.weight" | "in_proj_b.weight" | "dt_bias" => matrix.tiled_rows(tiles(0, 1)),
         "A_log" => Ok(matrix.tiled_rows(tiles(0, 1))?.negative_exponentials()),
-        "out_proj.weight" => matrix.tiled_cols(tiles(0, value)),
+        "out_proj.weight" if !grouped => matrix.tiled_cols(tiles(0, value)),
         _ => Ok(matrix),
     }
 }

@@ -15,12 +15,15 @@ use super::roles::{
     EXPERT, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, MTP_PREFIX, Role, SHARED_EXPERT, TAIL, is_router,
 };
 use super::{experts, tokenizer};
+use crate::dtype::Dtype;
 use crate::error::{Result, bail};
-use crate::format::gguf::Metadata;
+use crate::format::gguf::{Metadata, Rotation};
+use crate::format::hadamard::Hadamard;
 use crate::format::{Arch, NormStyle};
 use keys::Keys;
 use parts::Parts;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Recommended sampler settings: their names in GGUF files and in generation configurations.
@@ -31,9 +34,6 @@ const SAMPLING: [(&str, &str); 5] = [
     ("min_p", "min_p"),
     ("penalty_repeat", "repetition_penalty"),
 ];
-
-/// Prefix of the keys that describe a rotation of the weights. Without it they would be misread, so no such key is ignored.
-const ROTATION: &str = "prism.hadamard.";
 
 /// The gate projections of all experts of a layer, and the tensor with gate and up projections that some files have instead.
 const EXPERT_GATES: &str = "ffn_gate_exps.weight";
@@ -51,7 +51,6 @@ impl Source {
     /// The model in the files.
     pub fn model(&self) -> Result<Model> {
         let metadata = self.0.metadata();
-        refuse_rotated(metadata)?;
         let Some(name) = metadata.string("general.architecture")? else {
             bail!(UnsupportedModel, "metadata key 'general.architecture' is missing");
         };
@@ -69,7 +68,14 @@ impl Source {
         keys.refuse_unknown(family, if family.delta.is_some() { &delta::KEYS } else { &[] })?;
         let mut notes = Vec::new();
         let mut arch = network::read(&self.0, &keys, family, &mut notes)?;
-        let mut found = self.tensors(family, &arch)?;
+        let rotation = self.0.rotation()?;
+        if let Some(rotation) = &rotation {
+            arch.prism_hadamard = Some(renamed(rotation, family)?);
+        } else if self.0.tensors().any(|(_, tensor)| is_ternary(tensor.dtype)) {
+            notes.push("the ternary weights are used as they are: the file states no Hadamard rotation".to_owned());
+        }
+        let grouped = rotation.is_some_and(|rotation| rotation.grouped_values);
+        let mut found = self.tensors(family, &arch, grouped)?;
         experts::split_stacked(&mut found, &arch)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.notes.extend(notes);
@@ -93,8 +99,9 @@ impl Source {
         .model(bound)
     }
 
-    /// The tensors under the container's names.
-    fn tensors(&self, family: &Family, arch: &Arch) -> Result<Found> {
+    /// The tensors under the container's names. `grouped`: value heads are in grouped order along the columns of rotated
+    /// matrices.
+    fn tensors(&self, family: &Family, arch: &Arch, grouped: bool) -> Result<Found> {
         let mut found = Found::new();
         for (file, tensor) in self.0.tensors().filter(|(_, tensor)| !network::describes(&tensor.name)) {
             let named = container_name(family, &tensor.name);
@@ -121,7 +128,11 @@ impl Source {
                 matrix = matrix.less(1.0);
             }
             if let Some(role) = role.filter(|_| family.delta.is_some()) {
-                matrix = delta::arrange(matrix, role, family, arch)
+                let rotated = arch
+                    .prism_hadamard
+                    .as_ref()
+                    .is_some_and(|rotation| rotation.forward.contains(&name));
+                matrix = delta::arrange(matrix, role, family, arch, grouped && rotated)
                     .map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
             }
             if found.insert(name.clone(), matrix).is_some() {
@@ -132,17 +143,24 @@ impl Source {
     }
 }
 
-/// Errors: `UnsupportedFeature` for a file whose weights are stored in a rotated basis.
-fn refuse_rotated(metadata: &Metadata) -> Result<()> {
-    let mut rotated: Vec<&str> = metadata.keys().filter(|key| key.starts_with(ROTATION)).collect();
-    rotated.sort_unstable();
-    match rotated.first() {
-        Some(key) => bail!(
-            UnsupportedFeature,
-            "metadata key '{key}': the weights are rotated by a Hadamard transform, which is not supported"
-        ),
-        None => Ok(()),
-    }
+/// Whether a type is one of those that were published for rotated weights.
+fn is_ternary(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::PQ2_0 | Dtype::PTQ1_0)
+}
+
+/// The rotation with the container's names. Errors: `UnsupportedFeature` for a tensor that is no part of the network.
+fn renamed(rotation: &Rotation, family: &Family) -> Result<Hadamard> {
+    let rename = |names: &BTreeSet<String>| {
+        let names = names.iter().map(|name| match container_name(family, name) {
+            Some((name, _)) => Ok(name),
+            None => bail!(UnsupportedFeature, "rotated tensor '{name}' is no part of the network"),
+        });
+        names.collect::<Result<BTreeSet<_>>>()
+    };
+    let mut renamed = rotation.hadamard.clone();
+    renamed.forward = rename(&rotation.hadamard.forward)?;
+    renamed.inverse = rename(&rotation.hadamard.inverse)?;
+    Ok(renamed)
 }
 
 /// Whether a tensor belongs to a block after the layers.

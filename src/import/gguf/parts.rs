@@ -4,7 +4,7 @@
 
 use crate::error::{Result, bail};
 use crate::format::MappedFile;
-use crate::format::gguf::{Gguf, Metadata, Tensor};
+use crate::format::gguf::{Gguf, Metadata, Rotation, Tensor};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -91,6 +91,12 @@ impl Parts {
     /// The metadata of the model.
     pub fn metadata(&self) -> &Metadata {
         &self.first.gguf.metadata
+    }
+
+    /// The rotation of the weights, if the metadata state one. Errors: those of [`Rotation::read`].
+    pub fn rotation(&self) -> Result<Option<Rotation>> {
+        let find = |name: &str| self.find(name).map(|(_, tensor)| tensor);
+        Rotation::read(self.metadata(), self.bytes(), &find)
     }
 
     /// The bytes of the file with the metadata, which its lists refer to.

@@ -204,6 +204,10 @@ impl Lowering<'_> {
         let bias = self.b.biases(format!("{label}.bias"), siblings);
         let norm = self.decode_norm(streams);
         let (x, y) = (self.scratch.map(|phase| phase.x), self.scratch.map(|phase| phase.qkv));
+        // All rotated siblings read the same rotated input.
+        let rotated = siblings.iter().find(|linear| self.is_rotated(linear.weight));
+        let rotated = rotated.map(|linear| self.inputs(label, (linear.weight, linear.cols), x));
+        let rotated = rotated.transpose()?.unwrap_or(x);
         let mut first = 0usize;
         let mut rest = siblings;
         while let [head, ..] = rest {
@@ -224,7 +228,8 @@ impl Lowering<'_> {
             let mut rows = head.rows;
             let mut same = 1;
             for next in &rest[1..most] {
-                if self.b.planes(next.weight)? != planes || !may_follow(planes, rows) {
+                let same_input = self.is_rotated(next.weight) == self.is_rotated(head.weight);
+                if self.b.planes(next.weight)? != planes || !may_follow(planes, rows) || !same_input {
                     break;
                 }
                 rows += next.rows;
@@ -234,6 +239,7 @@ impl Lowering<'_> {
             let tensors: Vec<_> = stacked.iter().map(|linear| linear.weight).collect();
             let matrix = self.b.matrix(label, &tensors, Stacking::Rows)?;
             let from = self.operand(label, (matrix, first as u32), bias, mask)?;
+            let x = if self.is_rotated(head.weight) { rotated } else { x };
             self.product(label, &from, x, norm, (y, stride));
             first += rows;
             rest = others;

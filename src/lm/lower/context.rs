@@ -1,6 +1,7 @@
 //! The state of a lowering, which emits the steps of decode and prefill side by side.
 
 use super::builder::Builder;
+use super::rotation::RotationBuffers;
 use crate::graph::{Condition, Masked, Segment, Step, SwitchId};
 use crate::lm::masks::Masking;
 use crate::lm::plan::RunBuffers;
@@ -169,6 +170,8 @@ pub(super) struct Lowering<'a> {
     pub scratch: [Scratch; 2],
     /// Buffers of mixtures of experts, if the network has any.
     pub moe: Option<MoeScratch>,
+    /// Buffers of rotated inputs, if the network has rotated weights.
+    pub rotation: Option<RotationBuffers>,
     /// The switches and buffers of masks.
     pub masking: Masking,
     pub steps: [Vec<Step>; 2],

@@ -3,7 +3,7 @@
 use super::context::{Half, Lowering, Phase, Streams, vectors_of};
 use crate::error::{Result, bail};
 use crate::graph::Fill;
-use crate::model::{DeltaGates, DeltaInputs, DeltaNet, Linear};
+use crate::model::{DeltaGates, DeltaInputs, DeltaNet};
 use crate::op::{self, Bind};
 
 /// Added to the squares of q and k before the root that divides them. Networks are trained with this value.
@@ -41,22 +41,9 @@ fn locations(net: &DeltaNet) -> op::delta_net::Params {
     }
 }
 
-/// The projections, in the order of their outputs.
-fn siblings(net: &DeltaNet) -> Vec<&Linear> {
-    let mut all = match &net.inputs {
-        DeltaInputs::Split { qkv, z } => vec![qkv, z],
-        DeltaInputs::Fused(qkvz) => vec![qkvz],
-    };
-    match &net.gates {
-        DeltaGates::Split([b, a]) => all.extend([b, a]),
-        DeltaGates::Fused(ba) => all.push(ba),
-    }
-    all
-}
-
 /// Elements of one token's projections.
 pub(super) fn projected(net: &DeltaNet) -> usize {
-    siblings(net).iter().map(|linear| linear.rows).sum()
+    net.linears().iter().map(|linear| linear.rows).sum()
 }
 
 impl Lowering<'_> {
@@ -72,7 +59,7 @@ impl Lowering<'_> {
             );
         }
         self.prefill_norm(&half.streams, half.norm, &half.name("gdn.norm"));
-        let stride = self.projections(&half.name("gdn.proj"), &siblings(net), &half.streams, None)?;
+        let stride = self.projections(&half.name("gdn.proj"), &net.linears(), &half.streams, None)?;
         self.recurrence(half, net, stride)?;
         let x = self.scratch.map(|scratch| scratch.attn);
         self.residual(&half.name("gdn.out"), &net.o, x, half, None)

@@ -94,7 +94,7 @@ impl Lowering<'_> {
         let mut steps = self.take(Phase::Decode);
 
         // Run the positions that were decoded since the last step, and draft from the last of them.
-        self.draft_input(head, ends, Phase::Decode, (ends.streams.h[DECODE], ends.final_norm));
+        self.draft_input(head, ends, Phase::Decode, (ends.streams.h[DECODE], ends.final_norm))?;
         steps.extend(wide(self.take(Phase::Decode)));
         steps.extend(wide(block.clone()));
         self.last_token(after.h[DECODE], head.last, batch);
@@ -102,14 +102,14 @@ impl Lowering<'_> {
         self.draft_token(ends, self.stream_norm(), 1);
         for number in 2..=depth {
             let y = if number == 2 { head.last } else { after.h[DECODE] };
-            self.draft_input(head, ends, Phase::Decode, (y, head.norm));
+            self.draft_input(head, ends, Phase::Decode, (y, head.norm))?;
             steps.extend(self.take(Phase::Decode));
             steps.extend(block.iter().cloned());
             self.draft_token(ends, self.decode_norm(&after), number);
         }
         steps.extend(self.take(Phase::Decode));
 
-        self.draft_input(head, ends, Phase::Prefill, (ends.streams.h[PREFILL], ends.final_norm));
+        self.draft_input(head, ends, Phase::Prefill, (ends.streams.h[PREFILL], ends.final_norm))?;
         let mut prefill = self.take(Phase::Prefill);
         prefill.extend(block_prefill);
         Ok([steps, prefill])
@@ -145,7 +145,13 @@ impl Lowering<'_> {
     }
 
     /// Computes the head's stream from tokens and hidden states: a buffer, and the norm that follows there.
-    fn draft_input(&mut self, head: &Head, ends: &Ends, phase: Phase, (mut source, norm): (BufferId, VectorId)) {
+    fn draft_input(
+        &mut self,
+        head: &Head,
+        ends: &Ends,
+        phase: Phase,
+        (mut source, norm): (BufferId, VectorId),
+    ) -> Result<()> {
         let vectors = vectors_of(self.model.hidden);
         let pair = head.pair[phase as usize];
         if head.input == HeadInput::Normed {
@@ -155,13 +161,14 @@ impl Lowering<'_> {
         self.norm_into(phase, source, head.hnorm, (pair, 2 * vectors, vectors), "draft.hnorm");
         // The embedding may overwrite the hidden state, which is no longer needed.
         let h = head.own.h[phase as usize];
-        self.embed(phase, ends.embed, h);
+        self.embed(phase, ends.embed, h)?;
         self.norm_into(phase, h, head.enorm, (pair, 2 * vectors, 0), "draft.enorm");
         let (label, from, y) = ("draft.eh_proj", &head.eh_proj, (h, vectors));
         match phase {
             Phase::Decode => self.matvec(label, from, pair, DecodeNorm::NONE, y),
             Phase::Prefill => self.matmul(label, from, pair, y),
         }
+        Ok(())
     }
 
     /// Computes the logits of one token and drafts from them. A soft cap is not needed: it does not change which

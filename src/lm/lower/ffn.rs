@@ -6,7 +6,7 @@ use crate::error::{Result, bail};
 use crate::graph::Stacking;
 use crate::lm::masks::{Axis, Content, MaskAxis};
 use crate::model::{Activation, Ffn, GateUp, Linear};
-use crate::op::{self, Bind, MatrixId};
+use crate::op::{self, Bind, BufferId, MatrixId};
 
 impl Lowering<'_> {
     /// h += ffn(norm(h)).
@@ -14,15 +14,16 @@ impl Lowering<'_> {
         let path = half.path;
         let neurons = self.masked_units(path, MaskAxis::Neurons, ffn.down.cols, 1);
         self.prefill_norm(&half.streams, half.norm, &half.name("ffn.norm"));
+        let x = self.gate_up_inputs(half, &ffn.gate_up)?;
         match &ffn.gate_up {
             GateUp::Split(gate, up) if self.b.is_unfused(ffn)? => {
-                self.unfused(half, [gate, up], neurons)?;
+                self.unfused(half, x, [gate, up], neurons)?;
             }
             GateUp::Split(gate, up) => {
                 let tensors = [gate.weight, up.weight];
                 let matrix = self.b.matrix(&half.name("ffn.gate_up"), &tensors, Stacking::Pair)?;
                 let bias = self.pair_bias(half.name("ffn.gate_up.bias"), ffn.down.cols, [gate, up]);
-                self.fused(half, (matrix, bias), ffn.down.cols, neurons)?;
+                self.fused(half, x, (matrix, bias), ffn.down.cols, neurons)?;
             }
             GateUp::Fused(both) => {
                 if both.bias.is_some() {
@@ -34,11 +35,28 @@ impl Lowering<'_> {
                 let matrix = self
                     .b
                     .matrix(&half.name("ffn.gate_up"), &[both.weight; 2], Stacking::Halves)?;
-                self.fused(half, (matrix, None), ffn.down.cols, neurons)?;
+                self.fused(half, x, (matrix, None), ffn.down.cols, neurons)?;
             }
         }
         let x = self.scratch.map(|scratch| scratch.act);
         self.residual(&half.name("ffn.down"), &ffn.down, x, half, neurons.map(MaskUse::Cols))
+    }
+
+    /// The inputs of gate and up projections.
+    fn gate_up_inputs(&mut self, half: &Half, gate_up: &GateUp) -> Result<[BufferId; 2]> {
+        let (gate, up) = match gate_up {
+            GateUp::Split(gate, up) => (gate, up),
+            GateUp::Fused(both) => (both, both),
+        };
+        if self.is_rotated(gate.weight) != self.is_rotated(up.weight) {
+            bail!(
+                UnsupportedModel,
+                "{}: of gate and up projections only one is rotated",
+                half.path
+            );
+        }
+        let x = self.scratch.map(|scratch| scratch.x);
+        self.inputs(&half.name("ffn.gate_up"), (gate.weight, gate.cols), x)
     }
 
     /// The biases of gate and up. Those of up begin at a whole vector.
@@ -55,6 +73,7 @@ impl Lowering<'_> {
     fn fused(
         &mut self,
         half: &Half,
+        x: [BufferId; 2],
         (matrix, bias): (MatrixId, Option<Bind>),
         width: usize,
         neurons: Option<MaskedUnits>,
@@ -87,14 +106,14 @@ impl Lowering<'_> {
             };
             let bindings = op::matvec_glu::Bindings {
                 w: segment.weight,
-                x: Bind::Buffer(decode.x),
+                x: Bind::Buffer(x[DECODE]),
                 squares: Bind::Buffer(decode.squares),
                 list: self.list(by_output),
                 bias: self.bias(bias),
                 y: Bind::Buffer(decode.act),
             };
             self.emit_masked(Phase::Decode, &label, params, bindings, by_output);
-            self.matmul_glu(&label, segment, (outputs, width), (bias, bias_up));
+            self.matmul_glu(&label, x[PREFILL], segment, (outputs, width), (bias, bias_up));
         }
         // Prefill computes blocks of 4 neurons, and skips blocks without active ones. The neurons that are left out
         // are set to zero.
@@ -107,6 +126,7 @@ impl Lowering<'_> {
     pub fn matmul_glu(
         &mut self,
         label: &str,
+        x: BufferId,
         segment: SegmentShape,
         (outputs, width): (u32, usize),
         (bias, bias_up): (Option<Bind>, u32),
@@ -125,7 +145,7 @@ impl Lowering<'_> {
         let bindings = op::matmul_glu::Bindings {
             w: segment.weight,
             batch: Bind::Buffer(prefill.batch),
-            x: Bind::Buffer(prefill.x),
+            x: Bind::Buffer(x),
             list: self.list(segment.masked),
             bias: self.bias(bias),
             y: Bind::Buffer(prefill.act),
@@ -134,7 +154,13 @@ impl Lowering<'_> {
     }
 
     /// Gate and up projections of different layouts: one product each, then their gated product.
-    fn unfused(&mut self, half: &Half, [gate, up]: [&Linear; 2], neurons: Option<MaskedUnits>) -> Result<()> {
+    fn unfused(
+        &mut self,
+        half: &Half,
+        x: [BufferId; 2],
+        [gate, up]: [&Linear; 2],
+        neurons: Option<MaskedUnits>,
+    ) -> Result<()> {
         let vectors = vectors_of(gate.rows);
         let [decode, prefill] = self.scratch;
         let norm = self.decode_norm(&half.streams);
@@ -145,7 +171,7 @@ impl Lowering<'_> {
         for (role, linear, y) in to {
             let label = half.name(role);
             let from = self.linear(&label, linear, neurons.map(MaskUse::Rows))?;
-            self.product(&label, &from, [decode.x, prefill.x], norm, (y, vectors));
+            self.product(&label, &from, x, norm, (y, vectors));
         }
         self.glu(&Phase::BOTH, &half.name("ffn.glu"), vectors);
         let y = [decode.act, prefill.act];

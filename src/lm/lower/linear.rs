@@ -9,7 +9,8 @@ use crate::op::{self, Bind, BufferId, MatrixId, VectorId};
 use crate::source::TensorId;
 
 impl Lowering<'_> {
-    pub fn embed(&mut self, phase: Phase, matrix: MatrixId, h: BufferId) {
+    pub fn embed(&mut self, phase: Phase, matrix: MatrixId, h: BufferId) -> Result<()> {
+        let rotated = self.rotated_rows(phase);
         for segment in self.segments(matrix) {
             let params = op::embed::Params {
                 rows: segment.rows,
@@ -18,10 +19,14 @@ impl Lowering<'_> {
                 multiplier: self.model.embed_multiplier,
             };
             let (w, batch) = (segment.weight, self.scratch[phase as usize].batch);
-            let [batch, h] = [batch, h].map(Bind::Buffer);
+            let [batch, h] = [batch, rotated.unwrap_or(h)].map(Bind::Buffer);
             let bindings = op::embed::Bindings { w, batch, h };
             self.emit(phase, "embed", params, bindings);
         }
+        if let Some(rows) = rotated {
+            self.rotate(phase, "embed.rotate", self.model.hidden, true, rows, Some(h))?;
+        }
+        Ok(())
     }
 
     /// Makes the last token of a batch the only one, and copies its row of `source` to `to`.
@@ -193,7 +198,10 @@ impl Lowering<'_> {
         mask: Option<MaskUse>,
     ) -> Result<Streams> {
         let streams = half.streams;
+        // Zeros in the columns that a mask leaves out do not stay zeros.
+        let mask = mask.filter(|_| !self.is_rotated(linear.weight));
         let from = self.linear(label, linear, mask)?;
+        let x = self.inputs(label, (linear.weight, linear.cols), x)?;
         let Some(post_norm) = half.post_norm else {
             self.matvec_add(label, &from, x[DECODE], half.next_norm, &streams);
             self.matmul_add(label, &from, x[PREFILL], &streams);
@@ -282,9 +290,10 @@ impl Lowering<'_> {
     }
 
     /// Computes the logits of decoded tokens, and samples the tokens that follow.
-    pub fn head(&mut self, ends: &Ends, norm: DecodeNorm) {
+    pub fn head(&mut self, ends: &Ends, norm: DecodeNorm) -> Result<()> {
         let stride = vectors_of(self.model.vocab);
-        let x = self.scratch[DECODE].x;
+        let weight = (self.model.lm_head.weight, self.model.hidden);
+        let x = self.input(Phase::Decode, "head", weight, self.scratch[DECODE].x)?;
         self.matvec("head", &ends.head, x, norm, (ends.logits, stride));
         self.cap(Phase::Decode, ends.logits);
         let params = op::sample::Params {
@@ -299,14 +308,18 @@ impl Lowering<'_> {
             seen: Bind::Buffer(self.buffers.seen),
         };
         self.emit(Phase::Decode, "sample", params, bindings);
+        Ok(())
     }
 
     /// The logits of every token of a chunk.
-    pub fn all_logits(&mut self, ends: &Ends, logits: BufferId) {
+    pub fn all_logits(&mut self, ends: &Ends, logits: BufferId) -> Result<()> {
         self.prefill_norm(&ends.streams, ends.final_norm, "head.norm");
         let y = (logits, vectors_of(self.model.vocab));
-        self.matmul("head", &ends.head, self.scratch[PREFILL].x, y);
+        let weight = (self.model.lm_head.weight, self.model.hidden);
+        let x = self.input(Phase::Prefill, "head", weight, self.scratch[PREFILL].x)?;
+        self.matmul("head", &ends.head, x, y);
         self.cap(Phase::Prefill, logits);
+        Ok(())
     }
 
     /// Multiplier and cap of logits, if the network has them.

@@ -13,6 +13,7 @@ mod masking;
 mod moe;
 mod moe_steps;
 mod options;
+mod rotation;
 
 pub use options::{ExpertOptions, LowerOptions};
 
@@ -50,6 +51,7 @@ pub fn lower(model: &Model, tensors: &dyn Tensors, options: &LowerOptions, measu
     let (scratch, streams) = scratch(&mut b, model, buffers.batch)?;
     let moe = moe::scratch(&mut b, model)?;
     let ropes = ropes(&mut b, model)?;
+    let rotation = rotation::buffers(&mut b, model)?;
     let zeros = b.vector("zeros.32", &[(None, 32)], 0.0);
     let mut lowering = Lowering {
         b,
@@ -59,6 +61,7 @@ pub fn lower(model: &Model, tensors: &dyn Tensors, options: &LowerOptions, measu
         zeros,
         scratch,
         moe,
+        rotation,
         masking: Masking::default(),
         steps: Default::default(),
         taps: Default::default(),
@@ -203,7 +206,7 @@ impl Lowering<'_> {
     fn backbone(&mut self, embed: MatrixId, mut streams: Streams) -> Result<(Streams, VectorId)> {
         let model = self.model;
         for phase in Phase::BOTH {
-            self.embed(phase, embed, streams.h[phase as usize]);
+            self.embed(phase, embed, streams.h[phase as usize])?;
         }
         let norm_of = |layer: Option<&Layer>| layer.map_or(model.final_norm, |layer| layer.attn_norm);
         let mut norm = self.attn_norm_weight(0, norm_of(model.layers.first()));
@@ -287,11 +290,11 @@ impl Lowering<'_> {
         let [decode_taps, prefill_taps] = std::mem::take(&mut self.taps);
 
         // The head's steps are the same for a decoded token and for the last token of a prompt.
-        self.head(ends, self.decode_norm(&streams));
+        self.head(ends, self.decode_norm(&streams))?;
         decode.extend(self.take(Phase::Decode));
         self.last_token(streams.h[PREFILL], streams.h[DECODE], self.buffers.batch);
         self.pre_norm(streams.h[DECODE], ends.final_norm);
-        self.head(ends, self.stream_norm());
+        self.head(ends, self.stream_norm())?;
         let first_token = self.take(Phase::Decode);
 
         let program = |kind: ProgramKind, steps, taps, output| Program {
@@ -304,7 +307,7 @@ impl Lowering<'_> {
         if self.b.options.all_logits {
             let chunk = self.b.options.chunk as usize;
             let all = self.b.rows("prefill.logits", self.model.vocab, chunk)?;
-            self.all_logits(ends, all);
+            self.all_logits(ends, all)?;
             with_logits.steps = [prefill.clone(), self.take(Phase::Prefill)].concat();
             with_logits.taps = prefill_taps.clone();
             with_logits.output = Some(all);

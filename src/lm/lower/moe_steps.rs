@@ -297,7 +297,8 @@ impl Lowering<'_> {
                         true => mixture.shared_outputs,
                         false => segment.rows / 2,
                     };
-                    self.matmul_glu(&mixture.name("shared.gate_up"), segment, (outputs, width), (None, 0));
+                    let label = mixture.name("shared.gate_up");
+                    self.matmul_glu(&label, prefill.x, segment, (outputs, width), (None, 0));
                 }
             }
             Projections::Unfused([gate, up]) => {
