@@ -14,7 +14,7 @@
 //!   next record begin. The entries follow the records, one word each, ordered by row and column: the column in the low half,
 //!   an f16 in the high half that replaces the code's value. Spare capacity holds [`NO_ENTRY`], so that the rows of another
 //!   tensor can be written over these.
-//! - Rows of GGUF blocks have records of their own, see [`blocks`]. They have the same size in all rows.
+//! - Rows of GGUF blocks have records of their own, see `blocks.rs`. They have the same size in all rows.
 //! - Groups that cross rows are stored as in the file. A record is the index of the row's first code. The number of columns
 //!   comes before all records.
 //!
