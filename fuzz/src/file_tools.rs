@@ -30,7 +30,7 @@ pub fn use_tools(path: &Path, dir: &Path) {
     for skill in container.skills().iter().take(4) {
         if let Ok(view) = SkillView::new(&container, container.skills(), Some(&skill.id)) {
             for id in 0..view.infos().len() {
-                let _ = view.bytes(id);
+                let _ = view.stored(id);
             }
         }
     }

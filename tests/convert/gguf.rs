@@ -163,6 +163,10 @@ fn split_files_are_opened_by_any_part() {
         let (_dir, _, found) = converted(&part, Dtype::Q8Row);
         assert_eq!(found.infos(), wanted.infos());
         assert_eq!(found.header().arch, wanted.header().arch);
+        let model = cmf_gpu::source::open(&part).unwrap();
+        assert_eq!((model.files.len(), &model.arch), (3, &wanted.header().arch));
+        let places = (0..model.tensors.infos().len()).map(|id| model.tensors.place(id).unwrap().file);
+        assert!(places.max() == Some(2) && model.verify(&mut |_, _| ()).unwrap().ok());
     }
 }
 
