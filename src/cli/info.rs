@@ -174,7 +174,8 @@ fn plan(model: &Model, tensors: &dyn Tensors, ctx: Option<u32>) -> Result<Plan> 
     };
     let options = LowerOptions {
         ctx,
-        chunk: CHUNK,
+        // Like `run`, which needs no longer chunk than the context.
+        chunk: CHUNK.min(ctx.div_ceil(8).max(1).saturating_mul(8)),
         kv: Kv::F16,
         // The limit of GPUs; WebGPU guarantees less.
         max_binding: MAX_BINDING,

@@ -60,7 +60,7 @@ mod tests {
             for (i, y) in rotate(&x, &signs, block).into_iter().enumerate() {
                 let first = i / block * block;
                 let entry = |j: usize| {
-                    if (i & j & (block - 1)).count_ones() % 2 == 0 {
+                    if (i & j & (block - 1)).count_ones().is_multiple_of(2) {
                         1.0
                     } else {
                         -1.0

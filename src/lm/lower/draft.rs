@@ -53,7 +53,7 @@ impl Lowering<'_> {
             );
         }
         let tokens = [self.b.width(), self.b.options.chunk as usize];
-        let matrix = self.b.matrix("draft.eh_proj", &[mtp.eh_proj.weight], Stacking::Rows)?;
+        let eh_proj = self.linear("draft.eh_proj", &mtp.eh_proj, None)?;
         let pair = [
             self.b.rows("draft.pair", 2 * hidden, tokens[DECODE])?,
             self.b.rows("draft.prefill.pair", 2 * hidden, tokens[PREFILL])?,
@@ -74,7 +74,7 @@ impl Lowering<'_> {
             enorm: self.norm_weight("draft.enorm", mtp.enorm),
             hnorm: self.norm_weight("draft.hnorm", mtp.hnorm),
             norm: self.norm_weight("draft.norm", mtp.norm),
-            eh_proj: self.plain(matrix),
+            eh_proj,
             input: mtp.input.unwrap_or(self.b.options.draft_input),
         })
     }

@@ -248,8 +248,7 @@ fn split(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value,
                 true => rest.rsplit_once(blank).map(|(before, part)| (part, before.trim_end())),
                 false => rest.split_once(blank).map(|(part, after)| (part, after.trim_start())),
             };
-            let last = (if right { rest.trim_start() } else { rest }, "");
-            let (part, left) = cut.filter(|_| parts.len() < limit).unwrap_or(last);
+            let (part, left) = cut.filter(|_| parts.len() < limit).unwrap_or((rest, ""));
             parts.push(part);
             rest = left;
         }
