@@ -9,7 +9,7 @@
 use super::context::vectors_of;
 use super::context::{DECODE, DecodeNorm, Ends, LayerPath, Lowering, PREFILL, Phase, Product, Scratch, Streams};
 use crate::error::{Result, bail};
-use crate::graph::{Stacking, Step};
+use crate::graph::Step;
 use crate::model::{HeadInput, Mixer, Mtp};
 use crate::op::{self, Bind, BufferId, Op, VectorId};
 
