@@ -21,10 +21,10 @@ mod tensor;
 pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, Yarn};
 #[cfg(feature = "tools")]
 pub use bytes::hex;
+pub(crate) use bytes::base64;
 #[cfg(feature = "tools")]
-pub(crate) use bytes::{base64, from_hex};
+pub(crate) use bytes::from_hex;
 pub(crate) use file::{MappedFile, read_start};
-#[cfg(feature = "tools")]
 pub(crate) use hash::check_hash;
 pub use hash::hash64;
 #[cfg(feature = "tools")]
