@@ -19,11 +19,11 @@ pub mod safetensors;
 mod tensor;
 
 pub use arch::{Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, Yarn};
-#[cfg(feature = "tools")]
-pub use bytes::hex;
 pub(crate) use bytes::base64;
 #[cfg(feature = "tools")]
 pub(crate) use bytes::from_hex;
+#[cfg(feature = "tools")]
+pub use bytes::hex;
 pub(crate) use file::{MappedFile, read_start};
 pub(crate) use hash::check_hash;
 pub use hash::hash64;
