@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 pub use shapes::{DeltaShape, ExpertShape, Shape};
 
 /// Random weights of a shape: matrices in `quant`, the embedding and the output projection in q8_2f if `quant` has fewer than
-/// 8 bits, the matrices of routers and gates in f16, as in converted files, norms in f16. A payload is made when it is first
+/// 8 bits and no rotation, the matrices of routers and gates in f16, as in converted files, norms in f16. A payload is made when it is first
 /// asked for.
 ///
 /// Errors: `Parse` for a shape that no network has, `UnsupportedTensorType` for a type whose payloads depend on the weights.
@@ -27,7 +27,7 @@ pub fn synthetic(shape: &Shape, quant: Dtype) -> Result<(Arch, Synthetic)> {
     for (name, role, dims) in shape.tensors() {
         let requested = match role {
             _ if quant.code_bits() >= 16 => quant,
-            Role::Table if quant.code_bits() < 8 => Dtype::Q82f,
+            Role::Table if quant.code_bits() < 8 && shape.hadamard.is_none() => Dtype::Q82f,
             Role::Gate => Dtype::F16,
             Role::Table | Role::Matrix => quant,
         };

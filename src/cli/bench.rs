@@ -45,7 +45,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         }
         Source::Synthetic(shape) => {
             let start = Instant::now();
-            let (arch, tensors) = synthetic(&shape, args.quant())?;
+            let (arch, tensors) = synthetic(&shape, args.quant(&shape))?;
             let tensors = Arc::new(tensors);
             let loaded = context.cancellable("loading", |progress| {
                 LoadedModel::open(&arch, tensors, &options, progress)

@@ -344,6 +344,7 @@ mod tests {
             vocab: 128,
             experts,
             delta: None,
+            hadamard: None,
             ..Shape::named("qwen3.5-35b-a3b").unwrap().with_layers(3).unwrap()
         };
         let (arch, tensors) = synthetic(&shape, Dtype::Q8Row).unwrap();

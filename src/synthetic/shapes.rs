@@ -1,8 +1,12 @@
 //! The shapes of known networks: dimensions, and which tensors they have. No weights here.
 
+use crate::dtype::Dtype;
 use crate::error::{Result, bail};
+use crate::format::hadamard::Hadamard;
 use crate::source::Arch;
 use serde_json::{Value, json};
+
+const EMBED: &str = "model.embed_tokens.weight";
 
 /// A network's dimensions.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +41,8 @@ pub struct Shape {
     pub experts: Option<ExpertShape>,
     /// The recurrent layers, if there are any.
     pub delta: Option<DeltaShape>,
+    /// Elements of a block of the Hadamard transform, if the matrices are stored in a rotated basis.
+    pub hadamard: Option<u64>,
 }
 
 /// A mixture of experts in every layer.
@@ -85,6 +91,7 @@ const fn dense(name: &'static str, [hidden, layers, heads, kv_heads, head_dim, w
         rotary: 1.0,
         experts: None,
         delta: None,
+        hadamard: None,
     }
 }
 
@@ -108,8 +115,9 @@ const fn qwen35(name: &'static str, dims: [usize; 7], value_heads: usize) -> Sha
 
 /// Dimensions are those of each model's published `config.json` on the Hugging Face hub: HuggingFaceTB/SmolLM2-135M,
 /// meta-llama/Llama-3.1-8B, Qwen/Qwen3-8B, Qwen/Qwen3-30B-A3B, Qwen/Qwen3.5-27B and Qwen/Qwen3.5-35B-A3B (the last two
-/// without vision and draft head).
-const SHAPES: [Shape; 6] = [
+/// without vision and draft head). bonsai-27b is Qwen3.5-27B with ternary weights in a rotated basis, as published in files of
+/// type PQ2_0.
+const SHAPES: [Shape; 7] = [
     Shape {
         tied: true,
         ..dense("smollm2-135m", [576, 30, 9, 3, 64, 1536, 49152])
@@ -131,6 +139,10 @@ const SHAPES: [Shape; 6] = [
         ..dense("qwen3-30b-a3b", [2048, 48, 32, 4, 128, 0, 151936])
     },
     qwen35("qwen3.5-27b", [5120, 64, 24, 4, 256, 17408, 248320], 48),
+    Shape {
+        hadamard: Some(1024),
+        ..qwen35("bonsai-27b", [5120, 64, 24, 4, 256, 17408, 248320], 48)
+    },
     Shape {
         experts: Some(ExpertShape {
             count: 256,
@@ -179,6 +191,14 @@ impl Shape {
         Ok(Shape { layers, ..self })
     }
 
+    /// The type in which such a network is used most.
+    pub fn usual_type(&self) -> Dtype {
+        match self.hadamard {
+            Some(_) => Dtype::PQ2_0,
+            None => Dtype::Q4tp,
+        }
+    }
+
     fn recurs(&self, layer: usize) -> bool {
         self.delta
             .is_some_and(|delta| !(layer + 1).is_multiple_of(delta.attends_every))
@@ -222,19 +242,27 @@ impl Shape {
                 "shared_expert_intermediate_size": (experts.shared != 0).then_some(experts.shared),
             });
         }
-        match arch {
-            Value::Object(arch) => Arch::from_json(&arch),
-            _ => bail!(Parse, "arch is not an object"),
-        }
+        let Value::Object(arch) = arch else {
+            bail!(Parse, "arch is not an object");
+        };
+        let mut arch = Arch::from_json(&arch)?;
+        arch.prism_hadamard = self.hadamard.map(|block| self.rotation(block)).transpose()?;
+        Ok(arch)
+    }
+
+    /// The rotation of all matrices but gates, with signs that are all 1.
+    fn rotation(&self, block: u64) -> Result<Hadamard> {
+        let tensors = self.tensors().into_iter();
+        let matrices = tensors.filter(|(_, role, dims)| *role != Role::Gate && dims.len() == 2);
+        let mut rotation = Hadamard::new(block, None)?;
+        rotation.forward = matrices.map(|(name, ..)| name).filter(|name| name != EMBED).collect();
+        rotation.inverse = [EMBED.to_owned()].into();
+        Ok(rotation)
     }
 
     /// Every tensor with its dimensions.
     pub(super) fn tensors(&self) -> Vec<(String, Role, Vec<usize>)> {
-        let mut all = vec![(
-            "model.embed_tokens.weight".to_string(),
-            Role::Table,
-            vec![self.vocab, self.hidden],
-        )];
+        let mut all = vec![(EMBED.to_string(), Role::Table, vec![self.vocab, self.hidden])];
         for layer in 0..self.layers {
             let mut add = |name: &str, role, dims: &[usize]| {
                 all.push((format!("model.layers.{layer}.{name}"), role, dims.to_vec()));

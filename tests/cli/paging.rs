@@ -30,6 +30,7 @@ fn mixture(path: &Path) {
             shared: 0,
         }),
         delta: None,
+        hadamard: None,
         ..Shape::named("qwen3.5-35b-a3b").unwrap().with_layers(LAYERS).unwrap()
     };
     let (_, tensors) = synthetic(&shape, Dtype::Q8Row).unwrap();

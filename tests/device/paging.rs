@@ -193,6 +193,7 @@ fn narrow(layers: usize) -> Shape {
             shared: 64,
         }),
         delta: None,
+        hadamard: None,
         ..real.with_layers(layers).unwrap()
     }
 }

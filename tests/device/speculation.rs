@@ -416,6 +416,7 @@ fn what_cannot_be_combined_with_drafts_runs_without_them_and_reports_it() {
             shared: 64,
         }),
         delta: None,
+        hadamard: None,
         ..Shape::named("qwen3.5-35b-a3b").unwrap().with_layers(4).unwrap()
     };
     let (arch, tensors) = synthetic(&shape, Dtype::Q8Row).unwrap();

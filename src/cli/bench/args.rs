@@ -13,7 +13,7 @@ const CTX_HELP: &str =
     "Length of the context in tokens; 0 = the length the model was trained for [default: as -p and -n need]";
 
 const QUANT_HELP: &str = "Quantises the matrices of a Hugging Face directory or a GGUF file to this type while loading \
-     [default: the types of the file]; the type of synthetic matrices [default: q4tp]";
+     [default: the types of the file]; the type of synthetic matrices [default: q4tp, or pq2_0 for bonsai-27b]";
 
 #[derive(clap::Args)]
 #[command(mut_arg("ctx", |arg| arg.help(CTX_HELP)), mut_arg("quant", |arg| arg.help(QUANT_HELP)))]
@@ -86,8 +86,8 @@ impl Args {
     }
 
     /// The type of synthetic matrices.
-    pub fn quant(&self) -> Dtype {
-        self.load.quant.quant.unwrap_or(Dtype::Q4tp)
+    pub fn quant(&self, shape: &Shape) -> Dtype {
+        self.load.quant.quant.unwrap_or(shape.usual_type())
     }
 
     /// The library's options. Errors: `Usage`.

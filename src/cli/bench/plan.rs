@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub fn run(args: &Args, source: Source, options: LoadOptions, context: &mut Context) -> Result {
     let report = match source {
         Source::Synthetic(shape) => {
-            let (arch, tensors) = synthetic(&shape, args.quant())?;
+            let (arch, tensors) = synthetic(&shape, args.quant(&shape))?;
             let planned = planned(&arch, &tensors, &options)?;
             Report::new("synthetic", arch.arch_name, planned.model.parameters(&tensors), planned)
         }
