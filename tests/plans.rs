@@ -103,6 +103,17 @@ fn a_recurrent_layer_before_attention() {
 }
 
 #[test]
+fn rotated_weights() {
+    let shape = Shape {
+        layers: 1,
+        tied: false,
+        hadamard: Some(32),
+        ..dense()
+    };
+    insta::assert_snapshot!(printed(&plan(&shape, Dtype::F16, &OPTIONS)));
+}
+
+#[test]
 fn weights_larger_than_a_binding_are_cut_into_segments() {
     let options = LowerOptions {
         max_binding: 8448,
