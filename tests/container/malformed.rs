@@ -191,7 +191,6 @@ fn envelope() {
     let bits = [
         (3, "bit 3 (DELTA_MASKS)"),
         (4, "bit 4 (HOT_PACKS)"),
-        (7, "bit 7 (PRISM_HADAMARD)"),
         (8, "bit 8 (PRISM_AFFINE)"),
         (9, "bit 9 (SKILLS_V2)"),
         (10, "bit 10 (ROUTER_V2)"),
@@ -210,6 +209,12 @@ fn envelope() {
             says,
         ));
     }
+    cases.push(case(
+        "a rotation by its bit only",
+        changed(|raw| raw.features |= 1 << 7),
+        Parse,
+        "feature bit 7 (PRISM_HADAMARD) occur only together",
+    ));
     // The index is the last section, of 8 bytes.
     cases.push(case("one byte past the end", word(0x68, 9), Bounds, "index section"));
     cases.push(case(

@@ -342,9 +342,9 @@ fn heads_that_are_no_whole_blocks_stay_in_their_order() {
     }
 }
 
-/// A rotation that is not undone would give nonsense.
+/// A part of a rotation, taken for none, would give nonsense.
 #[test]
-fn rotated_weights_are_refused() {
+fn an_incomplete_rotation_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let mut file = as_gguf("llama_tied");
@@ -352,7 +352,7 @@ fn rotated_weights_are_refused() {
     write(file, 1, halves, &path);
     let err = source::open(&path).map(|_| ()).unwrap_err();
     assert!(
-        err.kind == Kind::UnsupportedFeature && err.message.contains("'prism.hadamard.version'"),
+        err.kind == Kind::UnsupportedFeature && err.message.contains("'prism.hadamard.transform' is missing"),
         "{err}"
     );
 }
