@@ -2,8 +2,8 @@
 // H is the blockwise Walsh-Hadamard matrix: H[i][j] = (-1)^popcount(i & j) / sqrt(block) for i and j in one block.
 // x [tokens, x_stride vectors]; signs [vectors], each 1 or -1; y [tokens, y_stride vectors].
 // A workgroup computes HADAMARD_TILE elements of a token in three rounds. In each round a thread has 16 elements that
-// are 1, 16 or 256 apart, and adds and subtracts those whose indices differ in one bit. Bits past the block are left
-// out by a select, because a loop over the block's bits would depend on a uniform.
+// are 1, 16 or 256 apart, and adds and subtracts those whose indices differ in one bit. Bits past the block are skipped
+// by a select: the code has no branch or loop that depends on a uniform, and every barrier is reached.
 
 #import tokens
 
@@ -16,26 +16,27 @@ struct Sixteen { a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32> }
 // Sums and differences of elements whose indices differ in one of four bits. `distance`: how far the elements of a
 // thread are apart.
 fn butterflies(v: Sixteen, distance: u32) -> Sixteen {
-    let one = distance < params.block;
-    let two = distance * 2u < params.block;
-    let four = distance * 4u < params.block;
-    let eight = distance * 8u < params.block;
-    var r = Sixteen(pairs(v.a, one, two), pairs(v.b, one, two), pairs(v.c, one, two), pairs(v.d, one, two));
+    let bit0 = distance < params.block;
+    let bit1 = distance * 2u < params.block;
+    let bit2 = distance * 4u < params.block;
+    let bit3 = distance * 8u < params.block;
+    var r = Sixteen(
+        pairs(v.a, bit0, bit1), pairs(v.b, bit0, bit1), pairs(v.c, bit0, bit1), pairs(v.d, bit0, bit1));
     r = Sixteen(
-        select(r.a, r.a + r.b, four), select(r.b, r.a - r.b, four),
-        select(r.c, r.c + r.d, four), select(r.d, r.c - r.d, four));
+        select(r.a, r.a + r.b, bit2), select(r.b, r.a - r.b, bit2),
+        select(r.c, r.c + r.d, bit2), select(r.d, r.c - r.d, bit2));
     return Sixteen(
-        select(r.a, r.a + r.c, eight), select(r.b, r.b + r.d, eight),
-        select(r.c, r.a - r.c, eight), select(r.d, r.b - r.d, eight));
+        select(r.a, r.a + r.c, bit3), select(r.b, r.b + r.d, bit3),
+        select(r.c, r.a - r.c, bit3), select(r.d, r.b - r.d, bit3));
 }
 
 // The first two of the four bits: those within a vector.
-fn pairs(v: vec4<f32>, one: bool, two: bool) -> vec4<f32> {
-    let u = select(v, vec4<f32>(v.x + v.y, v.x - v.y, v.z + v.w, v.z - v.w), one);
-    return select(u, vec4<f32>(u.x + u.z, u.y + u.w, u.x - u.z, u.y - u.w), two);
+fn pairs(v: vec4<f32>, bit0: bool, bit1: bool) -> vec4<f32> {
+    let u = select(v, vec4<f32>(v.x + v.y, v.x - v.y, v.z + v.w, v.z - v.w), bit0);
+    return select(u, vec4<f32>(u.x + u.z, u.y + u.w, u.x - u.z, u.y - u.w), bit1);
 }
 
-fn four(first: u32, distance: u32) -> vec4<f32> {
+fn load_four(first: u32, distance: u32) -> vec4<f32> {
     return vec4<f32>(
         values[first], values[first + distance], values[first + 2u * distance], values[first + 3u * distance]);
 }
@@ -57,8 +58,8 @@ fn keep(first: u32, distance: u32, v: Sixteen) {
 // One round over elements that other threads have kept.
 fn round(first: u32, distance: u32) {
     let v = Sixteen(
-        four(first, distance), four(first + 4u * distance, distance),
-        four(first + 8u * distance, distance), four(first + 12u * distance, distance));
+        load_four(first, distance), load_four(first + 4u * distance, distance),
+        load_four(first + 8u * distance, distance), load_four(first + 12u * distance, distance));
     keep(first, distance, butterflies(v, distance));
 }
 
@@ -70,7 +71,7 @@ fn load(c: u32, i: u32) -> vec4<f32> {
 
 fn store(c: u32, i: u32, at: u32) {
     if (i >= params.vectors) { return; }
-    let v = four(at, 1u) * params.factor;
+    let v = load_four(at, 1u) * params.factor;
     y[c * params.y_stride + i] = v * select(vec4<f32>(1.0), signs[i], params.inverse != 0u);
 }
 

@@ -44,7 +44,7 @@ struct Header {
     inverse_weight_names: Vec<String>,
     /// Whether value heads that share a key head are neighbours, as everywhere in a CMF file.
     gdn_v_grouped: bool,
-    /// Whether the writer's engine rounds transformed activations to f16. Here they stay f32.
+    /// Accepted and ignored: a hint for other engines to round transformed activations to f16.
     #[serde(default)]
     activation_f16: bool,
 }
@@ -100,7 +100,7 @@ impl TryFrom<Header> for Hadamard {
             let names = BTreeSet::from_iter(names);
             (names.len() == count)
                 .then_some(names)
-                .ok_or("prism_hadamard names a matrix twice")
+                .ok_or("prism_hadamard: a list names a matrix twice")
         };
         rotation.forward = unique(header.forward_weight_names)?;
         rotation.inverse = unique(header.inverse_weight_names)?;
@@ -112,7 +112,7 @@ impl TryFrom<Header> for Hadamard {
 }
 
 impl Hadamard {
-    /// A rotation in blocks of `block` elements. `widths` and `values`: the signs of each width, one after the other; `None`:
+    /// A rotation in blocks of `block` elements. `signs`: the widths, and the signs of all of them one after the other; `None`:
     /// all signs are 1.
     ///
     /// Errors: `UnsupportedFeature` for a block that is not a power of two of at most 4096; `Parse` for widths and values
@@ -142,7 +142,7 @@ impl Hadamard {
         self.signs.iter().flat_map(|signs| signs.keys().copied())
     }
 
-    /// Whether all signs are 1.
+    /// Whether there are no signs: all are 1.
     pub fn is_identity(&self) -> bool {
         self.signs.is_none()
     }
@@ -179,7 +179,12 @@ fn signs_of(widths: &[i64], values: &[f32]) -> Result<BTreeMap<usize, Vec<f32>>>
     for &width in widths {
         let len = usize::try_from(width).ok().filter(|&len| len > 0 && len <= rest.len());
         let Some(len) = len else {
-            bail!(Parse, "Hadamard widths {widths:?} for {} signs", values.len());
+            bail!(
+                Parse,
+                "{} Hadamard signs, expected the sum of {} widths",
+                values.len(),
+                widths.len()
+            );
         };
         let (own, others) = rest.split_at(len);
         if signs.insert(len, own.to_vec()).is_some() {
@@ -188,7 +193,12 @@ fn signs_of(widths: &[i64], values: &[f32]) -> Result<BTreeMap<usize, Vec<f32>>>
         rest = others;
     }
     if !rest.is_empty() {
-        bail!(Parse, "Hadamard widths {widths:?} for {} signs", values.len());
+        bail!(
+            Parse,
+            "{} Hadamard signs, expected the sum of {} widths",
+            values.len(),
+            widths.len()
+        );
     }
     Ok(signs)
 }

@@ -29,6 +29,8 @@ pub(super) fn roles(layer: &str, arch: &Arch) -> Vec<(String, &'static Role)> {
 /// Errors: `Parse` for a shape that differs from the configuration.
 pub(super) fn split_stacked(found: &mut Found, arch: &Arch) -> Result<()> {
     let Some(moe) = &arch.moe else { return Ok(()) };
+    // Bounds the dimensions that are multiplied here.
+    arch.validate()?;
     let (count, hidden, inter) = (moe.num_experts, arch.hidden_size, moe.moe_intermediate_size);
     for name in found.keys().cloned().collect::<Vec<_>>() {
         let Some((layer, part)) = name.split_once("mlp.experts.") else {
@@ -53,7 +55,14 @@ pub(super) fn split_stacked(found: &mut Found, arch: &Arch) -> Result<()> {
         let names = (0..count).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
         for (index, (expert, part)) in names.enumerate() {
             let name = format!("{layer}mlp.experts.{expert}.{part}.weight");
-            if found.insert(name.clone(), all.rows(index * rows, rows)?).is_some() {
+            if found
+                .insert(
+                    name.clone(),
+                    all.rows(index * rows, rows)
+                        .map_err(|err| err.context(format!("tensor '{name}'")))?,
+                )
+                .is_some()
+            {
                 bail!(Parse, "tensor '{name}' occurs twice");
             }
         }

@@ -50,6 +50,12 @@ pub fn bind(arch: &Arch, tensors: &dyn Tensors, model: &Model) -> Result<Option<
             "the rows of tensor '{other}' are rotated, supported for the embedding only"
         );
     }
+    if model.lm_head.weight == model.embed && rotation.forward.contains(&model.embed) != rotation.inverse {
+        bail!(
+            UnsupportedFeature,
+            "the embedding is also the output projection, but is named as rotated for one of the two only"
+        );
+    }
     Ok(Some(rotation))
 }
 

@@ -11,8 +11,8 @@ pub(super) use crate::error::{Result, bail};
 /// name contains the rest of the kernel. The host implementation is a function `run(p: &Params, o: &mut Operands)`
 /// beside the declaration.
 ///
-/// A parameter without a text has the meaning that the list below gives it. The clauses from `experts` on are optional.
-/// Each is a method of `Operator`.
+/// A parameter without a text has the meaning that the list below gives it. `weight` and the clauses
+/// from `experts` on are optional. Every clause after `threads` becomes the method of `Operator` of that name.
 macro_rules! operator {
     (
         $name:ident

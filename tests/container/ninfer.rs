@@ -148,8 +148,8 @@ fn ternary_planes_become_blocks_and_blocks_planes() {
         let mut again = vec![0; payload.len()];
         for row in 0..planes.rows {
             let mut blocks = vec![0; planes.block_row_bytes()];
-            planes.blocks(format, payload, row, &mut blocks).unwrap();
-            planes.set_blocks(format, &mut again, row, &blocks).unwrap();
+            planes.blocks(payload, row, &mut blocks).unwrap();
+            planes.set_blocks(&mut again, row, &blocks).unwrap();
         }
         assert_eq!(again, payload, "{name}");
     }

@@ -10,8 +10,10 @@ const PREFIX: &str = "prism.hadamard.";
 const EMBEDDING: &str = "token_embd.weight";
 /// The key that names it.
 const INVERSE: &str = "inverse_weight_names";
+/// The most names in a list: each is looked up in the list of tensors.
+const MOST_NAMES: usize = 1 << 13;
 /// Projections whose inputs the runtime can rotate: `output`, or one of these in a layer.
-const PROJECTIONS: [&str; 9] = [
+const PROJECTIONS: [&str; 10] = [
     "attn_q",
     "attn_k",
     "attn_v",
@@ -21,6 +23,7 @@ const PROJECTIONS: [&str; 9] = [
     "ffn_gate",
     "ffn_up",
     "ffn_down",
+    "ssm_out",
 ];
 const KEYS: [&str; 11] = [
     "version",
@@ -41,7 +44,8 @@ const KEYS: [&str; 11] = [
 pub struct Rotation {
     /// Blocks, signs, names.
     pub hadamard: Hadamard,
-    /// Whether the columns of rotated `ssm_out` matrices are in the order of groups, unlike all other value heads.
+    /// Whether the columns of rotated `ssm_out` matrices are in the container's order, in which the value heads of a key head
+    /// are neighbours. All other tensors have tiled heads.
     pub grouped_values: bool,
 }
 
@@ -71,14 +75,14 @@ impl Rotation {
         bytes: &'a [u8],
         find: &'a dyn Fn(&str) -> Option<&'a Tensor>,
     ) -> Result<Option<Rotation>> {
-        let mut keys = metadata.keys().filter_map(|key| key.strip_prefix(PREFIX)).peekable();
-        if keys.peek().is_none() {
+        let mut present = metadata.keys().filter_map(|key| key.strip_prefix(PREFIX)).peekable();
+        if present.peek().is_none() {
             return Ok(None);
         }
-        if let Some(unknown) = keys.find(|key| !KEYS.contains(key)) {
+        if let Some(unknown) = present.find(|key| !KEYS.contains(key)) {
             bail!(UnsupportedFeature, "metadata key '{PREFIX}{unknown}' is unknown");
         }
-        let named = Keys { metadata, bytes, find };
+        let keys = Keys { metadata, bytes, find };
         let version = required(metadata.uint32(&key("version"))?, "version")?;
         let tied = metadata.bool(&key("tied_output"))?.unwrap_or(false);
         if !matches!(version, 1 | 2) || (version == 2) != tied {
@@ -91,10 +95,17 @@ impl Rotation {
         expect(metadata, "transform", &[TRANSFORM])?;
         expect(metadata, "axis", &[AXIS])?;
         let mut hadamard = blocks_and_signs(metadata, bytes)?;
-        hadamard.forward = named.names("weight_names")?;
-        hadamard.inverse = named.names(INVERSE)?;
-        named.check(&hadamard, tied)?;
+        hadamard.forward = keys.names("weight_names")?;
+        hadamard.inverse = keys.names(INVERSE)?;
+        keys.check(&hadamard, tied)?;
         let grouped_values = metadata.bool(&key("gdn_v_grouped"))?.unwrap_or(false);
+        if !grouped_values && hadamard.forward.iter().any(|name| name.ends_with(".ssm_out.weight")) {
+            bail!(
+                UnsupportedFeature,
+                "'{PREFIX}gdn_v_grouped' is false with a rotated ssm_out, supported: true, because columns cannot be moved after \
+                 the rotation"
+            );
+        }
         Ok(Some(Rotation {
             hadamard,
             grouped_values,
@@ -103,10 +114,19 @@ impl Rotation {
 }
 
 impl Keys<'_> {
-    /// The names under a key. Errors: `Parse` for names that occur twice, `MissingTensor`.
+    /// The names under a key. Errors: `Parse` for a key that is no list of strings; `UnsupportedFeature` for a name that occurs
+    /// twice, and for rotated rows of another tensor; `MissingTensor`.
     fn names(&self, name: &str) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
-        for tensor in self.metadata.strings(&key(name), self.bytes)?.unwrap_or_default() {
+        let listed = self.metadata.strings(&key(name), self.bytes)?.unwrap_or_default();
+        if listed.len() > MOST_NAMES {
+            bail!(
+                UnsupportedFeature,
+                "'{PREFIX}{name}' has {} names, expected at most {MOST_NAMES}",
+                listed.len()
+            );
+        }
+        for tensor in listed {
             if name == INVERSE && tensor != EMBEDDING {
                 bail!(
                     UnsupportedFeature,
@@ -131,10 +151,10 @@ impl Keys<'_> {
             bail!(UnsupportedFeature, "'{PREFIX}weight_names' is missing or empty");
         }
         let has_output = (self.find)("output.weight").is_some();
-        if tied && (has_output || hadamard.inverse.is_empty()) {
+        if tied && (has_output || hadamard.inverse.is_empty() || !hadamard.forward.contains(EMBEDDING)) {
             bail!(
                 UnsupportedFeature,
-                "a tied rotated output needs a rotated {EMBEDDING} and no output.weight"
+                "a tied rotated output needs {EMBEDDING} in '{PREFIX}weight_names' and in '{PREFIX}{INVERSE}', and no output.weight"
             );
         }
         if !tied && !has_output && !hadamard.inverse.is_empty() {
@@ -148,7 +168,7 @@ impl Keys<'_> {
             if !is_embedding && !is_projection(name) {
                 bail!(
                     UnsupportedFeature,
-                    "tensor '{name}' is named as rotated, but its input is not"
+                    "'{PREFIX}weight_names' names '{name}', whose input cannot be rotated"
                 );
             }
             let width = (self.find)(name)
@@ -171,7 +191,7 @@ fn is_projection(name: &str) -> bool {
     match in_layer {
         None => stem == "output",
         Some((layer, role)) => {
-            layer.bytes().all(|digit| digit.is_ascii_digit()) && (role == "ssm_out" || PROJECTIONS.contains(&role))
+            layer.parse::<u64>().is_ok_and(|number| number.to_string() == layer) && PROJECTIONS.contains(&role)
         }
     }
 }

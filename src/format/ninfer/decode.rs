@@ -112,7 +112,7 @@ impl<'a> Decoder<'a> {
             scale_of(f16::from_le_bytes(*scale).to_f32())?;
         }
         let mut blocks = vec![0; planes.block_row_bytes()];
-        planes.blocks(self.format, self.payload, row, &mut blocks)?;
+        planes.blocks(self.payload, row, &mut blocks)?;
         let mut padded = vec![0.0; planes.groups * 128];
         let block = if self.format == Format::Pq2_0 { &PQ2_0 } else { &PTQ1_0 };
         for (bytes, out) in blocks.chunks_exact(block.bytes).zip(padded.chunks_exact_mut(128)) {

@@ -118,7 +118,10 @@ impl Ninfer {
 fn directory(bytes: &[u8]) -> Result<(&[u8], u64)> {
     let len = bytes.len() as u64;
     if len < PREFIX {
-        bail!(Bounds, "{len} bytes are shorter than the v2 prefix of {PREFIX}");
+        bail!(
+            Bounds,
+            "a file of {len} bytes is shorter than the v2 prefix of {PREFIX}"
+        );
     }
     if !bytes.starts_with(&MAGIC) {
         bail!(
@@ -164,6 +167,10 @@ fn members(object: &Map<String, Value>, expected: &[&str], what: &str) -> Result
 }
 
 fn identity(value: Value) -> Result<Identity> {
+    let Value::Object(object) = &value else {
+        bail!(Parse, "identity: expected an object, found {}", json::kind_of(&value));
+    };
+    members(object, &["model_id", "weights_id"], "identity")?;
     let identity = Identity::deserialize(value);
     let identity = identity.map_err(|err| Error::new(Kind::Parse, format!("identity: {err}")))?;
     for (key, text) in [("model_id", &identity.model_id), ("weights_id", &identity.weights_id)] {
@@ -283,10 +290,16 @@ fn tensor(entry: &Map<String, Value>, name: &str, what: &str) -> Result<Tensor> 
     let name_of = text(entry, "format", what)?;
     let layout = text(entry, "layout", what)?;
     let Some(format) = Format::from_name(name_of) else {
-        bail!(UnsupportedTensorType, "tensor {name}: format {name_of}");
+        bail!(
+            UnsupportedTensorType,
+            "tensor {name}: format {name_of}, which is unknown"
+        );
     };
     if !Format::ALL.iter().any(|format| format.layout() == layout) {
-        bail!(UnsupportedTensorType, "tensor {name}: layout {layout}");
+        bail!(
+            UnsupportedTensorType,
+            "tensor {name}: layout {layout}, which is unknown"
+        );
     }
     if format.layout() != layout {
         bail!(
@@ -320,7 +333,7 @@ fn integer(value: &Value, least: u64, key: &str, what: &str) -> Result<u64> {
         Some(number) => Ok(number),
         None => bail!(
             Parse,
-            "{what}: '{key}' must hold integers of at least {least}, found {value}"
+            "{what}: '{key}': expected an integer of at least {least}, found {value}"
         ),
     }
 }

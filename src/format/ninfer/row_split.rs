@@ -7,12 +7,13 @@
 //! blocks, by moving bytes.
 
 use super::format::{Coding, Format};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Result, bail};
 use std::ops::Range;
 
 /// Where the planes of a matrix are in its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowSplit {
+    format: Format,
     /// Rows of the matrix.
     pub rows: usize,
     /// Groups of a row, padding included.
@@ -37,6 +38,7 @@ impl RowSplit {
         let scale_at = high_at.checked_add(all.checked_mul(high)?.checked_next_multiple_of(256)?)?;
         let bytes = scale_at.checked_add(all.checked_mul(2)?)?;
         Some(RowSplit {
+            format,
             rows: usize::try_from(rows).ok()?,
             groups: usize::try_from(groups).ok()?,
             bytes,
@@ -51,18 +53,22 @@ impl RowSplit {
         first..first + len
     }
 
-    /// The base, high and scale bytes of a row. Errors: `Bounds` for a row or payload that is too short.
-    pub fn row<'a>(&self, payload: &'a [u8], row: usize) -> Result<[&'a [u8]; 3]> {
-        let slice = |plane| {
-            payload
-                .get(self.plane(plane, row))
-                .ok_or_else(|| self.short(payload.len()))
-        };
-        Ok([slice(0)?, slice(1)?, slice(2)?])
+    /// Errors: `Bounds` for a row past the last, or a payload of another size.
+    fn check(&self, payload: usize, row: usize) -> Result<()> {
+        if row >= self.rows || payload as u64 != self.bytes {
+            let RowSplit { rows, bytes, .. } = self;
+            bail!(
+                Bounds,
+                "row {row} of {rows} in planes of {payload} bytes, expected {bytes} bytes"
+            );
+        }
+        Ok(())
     }
 
-    fn short(&self, found: usize) -> Error {
-        Error::new(Kind::Bounds, format!("planes of {} bytes, found {found}", self.bytes))
+    /// The base, high and scale bytes of a row. Errors: `Bounds` for a row past the last, or a payload of another size.
+    pub fn row<'a>(&self, payload: &'a [u8], row: usize) -> Result<[&'a [u8]; 3]> {
+        self.check(payload.len(), row)?;
+        Ok([0, 1, 2].map(|plane| payload.get(self.plane(plane, row)).unwrap_or_default()))
     }
 
     /// Bytes of a row's blocks.
@@ -70,29 +76,27 @@ impl RowSplit {
         self.groups * self.group_bytes.iter().sum::<usize>()
     }
 
-    /// Writes the ternary blocks of a row to `out`, [`RowSplit::block_row_bytes`] long. Errors: `Bounds`.
-    pub fn blocks(&self, format: Format, payload: &[u8], row: usize, out: &mut [u8]) -> Result<()> {
+    /// Writes the ternary blocks of a row to `out`, [`RowSplit::block_row_bytes`] long. Errors: as [`RowSplit::row`];
+    /// `Internal` for a format without blocks, and for another length.
+    pub fn blocks(&self, payload: &[u8], row: usize, out: &mut [u8]) -> Result<()> {
         let planes = self.row(payload, row)?;
-        let size: usize = self.group_bytes.iter().sum();
+        let (size, parts) = self.block_parts(out.len())?;
         for (group, block) in out.chunks_exact_mut(size).enumerate() {
-            for (plane, part) in self.block_parts(format).into_iter().enumerate() {
+            for (plane, part) in planes.iter().zip(&parts) {
                 let first = group * part.len();
-                block[part.clone()].copy_from_slice(&planes[plane][first..first + part.len()]);
+                block[part.clone()].copy_from_slice(&plane[first..first + part.len()]);
             }
         }
         Ok(())
     }
 
-    /// Writes the planes of a row, whose ternary blocks are `blocks`, into `payload`. Errors: `Bounds`.
+    /// Writes the planes of a row, whose ternary blocks are `blocks`, into `payload`. Errors: as [`RowSplit::blocks`].
     #[cfg(feature = "tools")]
-    pub fn set_blocks(&self, format: Format, payload: &mut [u8], row: usize, blocks: &[u8]) -> Result<()> {
-        let len = payload.len();
-        let size: usize = self.group_bytes.iter().sum();
-        for (plane, part) in self.block_parts(format).into_iter().enumerate() {
-            let out = payload.get_mut(self.plane(plane, row)).ok_or_else(|| self.short(len))?;
-            if part.is_empty() {
-                continue;
-            }
+    pub fn set_blocks(&self, payload: &mut [u8], row: usize, blocks: &[u8]) -> Result<()> {
+        self.check(payload.len(), row)?;
+        let (size, parts) = self.block_parts(blocks.len())?;
+        for (plane, part) in parts.into_iter().enumerate().filter(|(_, part)| !part.is_empty()) {
+            let out = &mut payload[self.plane(plane, row)];
             for (out, block) in out.chunks_exact_mut(part.len()).zip(blocks.chunks_exact(size)) {
                 out.copy_from_slice(&block[part.clone()]);
             }
@@ -100,12 +104,22 @@ impl RowSplit {
         Ok(())
     }
 
-    /// Which bytes of a block are base, high and scale. A PQ2_0 block begins with its scale, a PTQ1_0 block ends with it.
-    fn block_parts(&self, format: Format) -> [Range<usize>; 3] {
-        let [base, high, scale] = self.group_bytes;
-        match format {
-            Format::Pq2_0 => [scale..scale + base, 0..0, 0..scale],
-            _ => [0..base, base..base + high, base + high..base + high + scale],
+    /// The size of a block, and which of its bytes are base, high and scale. A PQ2_0 block begins with its scale, a PTQ1_0
+    /// block ends with it. `len`: bytes of the blocks of a row.
+    fn block_parts(&self, len: usize) -> Result<(usize, [Range<usize>; 3])> {
+        if len != self.block_row_bytes() {
+            bail!(
+                Internal,
+                "{len} bytes for the blocks of a row, expected {}",
+                self.block_row_bytes()
+            );
         }
+        let [base, high, scale] = self.group_bytes;
+        let parts = match self.format {
+            Format::Pq2_0 => [scale..scale + base, 0..0, 0..scale],
+            Format::Ptq1_0 => [0..base, base..base + high, base + high..base + high + scale],
+            other => bail!(Internal, "format {} has no blocks", other.name()),
+        };
+        Ok((base + high + scale, parts))
     }
 }

@@ -29,10 +29,11 @@ pub(super) fn buffers(b: &mut Builder, model: &Model) -> Result<Option<RotationB
     };
     let mut signs = BTreeMap::new();
     for (&width, values) in &rotation.signs {
-        if !width.is_multiple_of(4) {
+        // Rows of all widths share a buffer, and the steps write no padding.
+        if !width.is_multiple_of(32) {
             bail!(
                 UnsupportedModel,
-                "rotated weights of {width} columns, expected a multiple of 4"
+                "rotated weights of {width} columns, expected a multiple of 32"
             );
         }
         let fill = Fill::Values(Arc::clone(values));
@@ -54,8 +55,8 @@ impl Lowering<'_> {
         rotation.is_some_and(|rotation| rotation.forward.contains(&weight))
     }
 
-    /// The input of products with `weight`, which has `cols` columns: `x`, or a buffer that a step of this call writes. It
-    /// is valid until the next call.
+    /// The input of products with `weight` of `cols` columns: `x` if the weight is not rotated, else the rotation buffer of
+    /// this phase, which a step added here fills. The next rotation in the phase overwrites it.
     pub fn input(
         &mut self,
         phase: Phase,
@@ -80,12 +81,13 @@ impl Lowering<'_> {
 
     /// The buffer for rows of the embedding before they are rotated back; `None` if they are not rotated.
     pub fn rotated_rows(&self, phase: Phase) -> Option<BufferId> {
-        let is_rotated = self.model.rotation.as_ref()?.inverse;
-        let buffers = self.rotation.as_ref().filter(|_| is_rotated)?;
+        let has_rotated_embedding = self.model.rotation.as_ref()?.inverse;
+        let buffers = self.rotation.as_ref().filter(|_| has_rotated_embedding)?;
         Some(buffers.rotated[phase as usize])
     }
 
-    /// Writes H(s ⊙ x), or inverse s ⊙ H(x), to `to`; without one to the buffer of this phase. Returns where.
+    /// Adds a step that writes H(s ⊙ x), or if `inverse` s ⊙ H(x), to `to`, or to the rotation buffer of the phase. Returns the
+    /// buffer that is written.
     pub fn rotate(
         &mut self,
         phase: Phase,
