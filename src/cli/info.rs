@@ -8,6 +8,7 @@ use super::model::{ModelArgs, open_file};
 use super::{mask, skill};
 use cmf_gpu::engine::{AUTO_DRAFTS, sampling_defaults, stop_tokens};
 use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::format::hadamard::Hadamard;
 use cmf_gpu::format::hash64;
 use cmf_gpu::gpu::MAX_BINDING;
 use cmf_gpu::graph::Measured;
@@ -102,6 +103,7 @@ fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
         "skills": cmf.as_ref().map_or_else(Vec::new, |container| skill::describe(container)),
         "shards": shards.collect::<Vec<_>>(),
         "index": cmf.as_ref().map_or(Value::Null, |container| index(container)),
+        "hadamard": hadamard(source),
         "mtp": arch.mtp,
         "draft_head": model.map(|model| model.mtp.is_some()),
         "moe": arch.moe,
@@ -118,6 +120,19 @@ fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
             .collect();
     }
     Ok(object)
+}
+
+/// The rotation of the weights; `Null` if there is none.
+fn hadamard(source: &ModelSource) -> Value {
+    let describe = |rotation: &Hadamard| {
+        json!({
+            "block": rotation.block(),
+            "signs": if rotation.is_identity() { "identity" } else { "explicit" },
+            "forward": rotation.forward.len(),
+            "inverse": rotation.inverse.len(),
+        })
+    };
+    source.arch.prism_hadamard.as_ref().map_or(Value::Null, describe)
 }
 
 /// A model that can run.

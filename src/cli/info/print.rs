@@ -104,6 +104,14 @@ fn weights(object: &Value) -> Vec<String> {
     ];
     let by_dtype = object["bytes_by_dtype"].as_object().into_iter().flatten();
     lines.extend(by_dtype.map(|(dtype, total)| format!("{dtype:<12} {}", bytes(total))));
+    lines.push(match &object["hadamard"] {
+        Value::Null => "hadamard: none".to_owned(),
+        rotation => format!(
+            "hadamard: block {}, {} signs",
+            text(&rotation["block"]),
+            text(&rotation["signs"])
+        ),
+    });
     lines
 }
 
