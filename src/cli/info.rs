@@ -78,13 +78,19 @@ fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
     let unused = planned.iter().flat_map(|planned| &planned.unused);
     let unused: Vec<&String> = unused.chain(&source.dropped).collect();
     let elements: u64 = infos.iter().map(|info| info.shape.iter().product::<u64>()).sum();
+    let mut arch_value = match cmf {
+        Some(container) => container.header_json().get("arch").cloned(),
+        None => serde_json::to_value(arch).ok(),
+    };
+    // Thousands of signs say nothing to a reader; `hadamard` says whether there are any.
+    let rotation = arch_value.as_mut().and_then(|arch| arch.get_mut("prism_hadamard"));
+    if let Some(rotation) = rotation.and_then(Value::as_object_mut) {
+        rotation.remove("signs");
+    }
     let mut object = json!({
         "format": source.format,
         "bytes": source.file_bytes()?,
-        "arch": match cmf {
-            Some(container) => container.header_json().get("arch").cloned(),
-            None => serde_json::to_value(arch).ok(),
-        },
+        "arch": arch_value,
         "quant_type": cmf.as_ref().and_then(|container| container.header().quant_type.clone()),
         "params": planned.as_ref().map_or_else(|_| elements, |planned| planned.parameters),
         "runs": planned.is_ok(),
