@@ -327,8 +327,8 @@ fn what_is_no_part_of_the_network_is_refused_by_name() {
                 file.take("text/hadamard_signs");
                 file.take("text/hadamard_widths");
             },
-            Kind::Parse,
-            "sign_widths",
+            Kind::MissingTensor,
+            "there is no 'text/hadamard_signs'",
         ),
         (
             |file| {
