@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// Larger configuration files than this are refused.
-pub(in crate::import) const MAX_BYTES: u64 = 64 << 20;
+pub const MAX_BYTES: u64 = 64 << 20;
 
 /// Small files by name.
-pub(in crate::import) trait Files {
+pub trait Files {
     /// The bytes of a file, `None` if it does not exist. Errors: `Io`, also for a file that is too large.
     fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>>;
 
