@@ -17,6 +17,7 @@ use cmf_gpu::convert::{Options, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::dtype::encode::encode;
 use cmf_gpu::format::cmf::{CmfWriter, Sections};
+use cmf_gpu::format::ninfer::{Format, Identity, NewObject, Tensor, write};
 use cmf_gpu::format::{TensorSpec, hash64};
 use cmf_gpu::source::{Mask, MaskAxis, MaskShape, Masks};
 use cmf_gpu::tools::shard::shard;
@@ -142,7 +143,15 @@ fn main() {
         "tokenizer.ggml.scores",
         Meta::F32s((0..8).map(|i| -(i as f32)).collect()),
     );
-    ["gguf", "source"].iter().for_each(|target| add(target, &pieces.bytes()));
+    ["gguf", "source"]
+        .iter()
+        .for_each(|target| add(target, &pieces.bytes()));
+
+    add("ninfer", &ninfer());
+    add(
+        "ninfer",
+        &std::fs::read(fixtures.join("ternary/formats.ninfer")).expect("a fixture"),
+    );
 
     add("cmf", &raw::sample().build());
     let dir = tempfile::tempdir().expect("a directory");
@@ -169,6 +178,59 @@ fn main() {
         &std::fs::read(fixtures.join("interop/qwen2-q4tp-gfx-skillfile.cmf")).expect("a fixture"),
     );
     add_masked_models(dir.path(), &add);
+}
+
+/// A model of one layer with rotated weights, all of them 0.
+fn ninfer() -> Vec<u8> {
+    let config = json!({
+        "model_type": "qwen3", "vocab_size": 16, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 128, "max_position_embeddings": 64,
+        "prism_hadamard": {
+            "version": 1, "block_size": 128, "transform": "normalized-sylvester-walsh-hadamard",
+            "axis": "input-last-dimension", "sign_mode": "explicit", "sign_widths": [128]
+        }
+    });
+    let (matrix, vector) = (Format::Ptq1_0, Format::Bf16);
+    let tensors: [(&str, &[u64], Format); 14] = [
+        ("text/token_embedding", &[16, 128], matrix),
+        ("text/layers/0/input_norm", &[128], vector),
+        ("text/layers/0/attention/query_key", &[256, 128], matrix),
+        ("text/layers/0/attention/value", &[128, 128], Format::Pq2_0),
+        ("text/layers/0/attention/query_norm", &[128], vector),
+        ("text/layers/0/attention/key_norm", &[128], vector),
+        ("text/layers/0/attention/output", &[128, 128], matrix),
+        ("text/layers/0/post_attention_norm", &[128], vector),
+        ("text/layers/0/mlp/gate_up", &[256, 128], matrix),
+        ("text/layers/0/mlp/down", &[128, 128], matrix),
+        ("text/final_norm", &[128], vector),
+        ("text/output_head", &[16, 128], vector),
+        ("text/hadamard_signs", &[128], Format::Fp32),
+        ("text/hadamard_widths", &[1], Format::I32),
+    ];
+    let object = |name: &str, tensor, bytes: Vec<u8>| NewObject {
+        name: name.to_owned(),
+        tensor,
+        bytes: bytes.len() as u64,
+        payload: Box::new(|| Ok(bytes)),
+    };
+    let mut objects = vec![object("frontend/config.json", None, config.to_string().into_bytes())];
+    for (name, shape, format) in tensors {
+        let bytes = match format {
+            Format::Fp32 => 1f32.to_le_bytes().repeat(128),
+            Format::I32 => 128i32.to_le_bytes().to_vec(),
+            _ => vec![0; format.size(shape).expect("a small tensor") as usize],
+        };
+        let shape = shape.to_vec();
+        objects.push(object(name, Some(Tensor { shape, format }), bytes));
+    }
+    let identity = Identity {
+        model_id: "seed".into(),
+        weights_id: "folded-ternary".into(),
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("seed.ninfer");
+    write(&path, &identity, objects).expect("a file");
+    std::fs::read(&path).expect("a file")
 }
 
 /// Small models with masks, skills and experts, whole and as two shards, and a signature.

@@ -3,6 +3,7 @@
 //! The offsets in a CMF file are repeated here on purpose: the targets must not rely on the code under test.
 
 pub mod file_tools;
+pub mod models;
 
 use cmf_gpu::format::hash64;
 use std::alloc::{GlobalAlloc, Layout, System};

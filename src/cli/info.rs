@@ -8,6 +8,7 @@ use super::model::{ModelArgs, open_file};
 use super::{mask, skill};
 use cmf_gpu::engine::{AUTO_DRAFTS, sampling_defaults, stop_tokens};
 use cmf_gpu::format::cmf::CmfContainer;
+use cmf_gpu::format::hadamard::Hadamard;
 use cmf_gpu::format::hash64;
 use cmf_gpu::gpu::MAX_BINDING;
 use cmf_gpu::graph::Measured;
@@ -77,13 +78,19 @@ fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
     let unused = planned.iter().flat_map(|planned| &planned.unused);
     let unused: Vec<&String> = unused.chain(&source.dropped).collect();
     let elements: u64 = infos.iter().map(|info| info.shape.iter().product::<u64>()).sum();
+    let mut arch_value = match cmf {
+        Some(container) => container.header_json().get("arch").cloned(),
+        None => serde_json::to_value(arch).ok(),
+    };
+    // Thousands of signs say nothing to a reader; `hadamard` says whether there are any.
+    let rotation = arch_value.as_mut().and_then(|arch| arch.get_mut("prism_hadamard"));
+    if let Some(rotation) = rotation.and_then(Value::as_object_mut) {
+        rotation.remove("signs");
+    }
     let mut object = json!({
         "format": source.format,
         "bytes": source.file_bytes()?,
-        "arch": match cmf {
-            Some(container) => container.header_json().get("arch").cloned(),
-            None => serde_json::to_value(arch).ok(),
-        },
+        "arch": arch_value,
         "quant_type": cmf.as_ref().and_then(|container| container.header().quant_type.clone()),
         "params": planned.as_ref().map_or_else(|_| elements, |planned| planned.parameters),
         "runs": planned.is_ok(),
@@ -102,6 +109,7 @@ fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
         "skills": cmf.as_ref().map_or_else(Vec::new, |container| skill::describe(container)),
         "shards": shards.collect::<Vec<_>>(),
         "index": cmf.as_ref().map_or(Value::Null, |container| index(container)),
+        "hadamard": hadamard(source),
         "mtp": arch.mtp,
         "draft_head": model.map(|model| model.mtp.is_some()),
         "moe": arch.moe,
@@ -118,6 +126,19 @@ fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
             .collect();
     }
     Ok(object)
+}
+
+/// The rotation of the weights; `Null` if there is none.
+fn hadamard(source: &ModelSource) -> Value {
+    let describe = |rotation: &Hadamard| {
+        json!({
+            "block": rotation.block(),
+            "signs": if rotation.is_identity() { "identity" } else { "explicit" },
+            "forward": rotation.forward.len(),
+            "inverse": rotation.inverse.len(),
+        })
+    };
+    source.arch.prism_hadamard.as_ref().map_or(Value::Null, describe)
 }
 
 /// A model that can run.

@@ -118,6 +118,7 @@ pub fn open_cmf(path: &Path) -> Result<CmfContainer> {
 fn require_cmf(path: &Path) -> Result<()> {
     let format = match Format::of(path) {
         Ok(Format::Gguf) => "a GGUF file",
+        Ok(Format::Ninfer) => "a .ninfer file",
         Ok(Format::HuggingFace) if !path.is_dir() || path.join(CONFIG).is_file() => "a Hugging Face model",
         _ => return Ok(()),
     };

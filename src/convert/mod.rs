@@ -60,6 +60,7 @@ pub fn convert_to(
     let model = match Format::of(src)? {
         Format::HuggingFace => Model::imported(import::hugging_face(src)?)?,
         Format::Gguf => Model::imported(import::gguf(src)?)?,
+        Format::Ninfer => Model::imported(import::ninfer(src)?)?,
         Format::Cmf => requant::open(src)?,
     };
     let target = target.keeping(model.files.iter().map(PathBuf::as_path))?;

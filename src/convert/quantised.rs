@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Opens the model at `src`, a Hugging Face directory or a GGUF file, with the tensors of the container that
+/// Opens the model at `src`, a Hugging Face directory, a GGUF or a `.ninfer` file, with the tensors of the container that
 /// [`convert`](super::convert) writes with these options. Nothing is written: a tensor is encoded when its payload is asked for.
 ///
 /// Errors: those of [`convert`](super::convert); `UnsupportedFeature` for a container.
@@ -22,6 +22,7 @@ pub fn quantised(src: &Path, options: Options) -> Result<ModelSource> {
     let model = match Format::of(src)? {
         Format::HuggingFace => import::hugging_face(src)?,
         Format::Gguf => import::gguf(src)?,
+        Format::Ninfer => import::ninfer(src)?,
         Format::Cmf => bail!(
             UnsupportedFeature,
             "{}: a CMF file runs in the types that it has; convert it to change them",

@@ -2,11 +2,13 @@
 //!
 //! Reads from a mapped file, a few rows at a time and from several threads. Knows encodings, not names.
 
+use super::gathered::Gathered;
 use super::stacked::StackedProjections;
 use crate::dtype::{Dtype, Order, RowOrder, TiledHeads};
 use crate::error::{Error, Result, bail, error};
 use crate::format::cmf::CmfContainer;
 use crate::format::{MappedFile, TensorId, check_hash};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,6 +24,8 @@ pub type Found = HashMap<String, Matrix>;
 enum Origin {
     File(Arc<MappedFile>, Range<usize>),
     Container(Arc<CmfContainer>, TensorId),
+    /// A file that has the bytes in pieces.
+    Gathered(Arc<Gathered>),
 }
 
 /// The second tensor of stacked projections, whose last rows it holds.
@@ -87,6 +91,16 @@ impl Matrix {
         Ok(Matrix::new(shape, dtype, Origin::File(file.clone(), range)))
     }
 
+    /// The tensor whose rows are those of `gathered`.
+    pub(super) fn gathered(shape: Vec<u64>, gathered: Gathered, dtype: Dtype) -> Matrix {
+        Matrix::new(shape, Ok(dtype), Origin::Gathered(Arc::new(gathered)))
+    }
+
+    /// A tensor that cannot be read, for the reason `why`, which is reported when the tensor is used.
+    pub(super) fn unreadable(shape: Vec<u64>, file: &Arc<MappedFile>, why: Error) -> Matrix {
+        Matrix::new(shape, Err(why), Origin::File(file.clone(), 0..0))
+    }
+
     /// A tensor of a container.
     pub fn in_container(container: &Arc<CmfContainer>, id: TensorId) -> Matrix {
         let info = &container.infos()[id];
@@ -102,8 +116,16 @@ impl Matrix {
         self.dtype.clone()
     }
 
-    /// The payload as the file has it. Errors: `Io` if the file was truncated.
-    pub fn bytes(&self) -> Result<&[u8]> {
+    /// The payload as the file has it, put together if the file has it in pieces. Errors: `Io` if the file was truncated.
+    pub fn bytes(&self) -> Result<Cow<'_, [u8]>> {
+        match &self.origin {
+            Origin::Gathered(gathered) => gathered.bytes().map(Cow::Owned),
+            _ => self.mapped().map(Cow::Borrowed),
+        }
+    }
+
+    /// The payload in the mapped file; nothing if the file has it in pieces. Errors: as [`Matrix::bytes`].
+    fn mapped(&self) -> Result<&[u8]> {
         match &self.origin {
             Origin::File(file, range) => {
                 file.check_length()?;
@@ -111,6 +133,15 @@ impl Matrix {
                 Ok(file.bytes().get(range.clone()).unwrap_or_default())
             }
             Origin::Container(container, id) => container.bytes(*id),
+            Origin::Gathered(_) => Ok(&[]),
+        }
+    }
+
+    /// Bytes of the payload. Errors: as [`Matrix::bytes`].
+    pub fn nbytes(&self) -> Result<usize> {
+        match &self.origin {
+            Origin::Gathered(gathered) => Ok(gathered.len()),
+            _ => Ok(self.mapped()?.len()),
         }
     }
 
@@ -118,7 +149,7 @@ impl Matrix {
     pub fn place(&self) -> Option<(&std::path::Path, u64)> {
         match &self.origin {
             Origin::File(file, range) => Some((file.path(), range.start as u64)),
-            Origin::Container(..) => None,
+            Origin::Container(..) | Origin::Gathered(_) => None,
         }
     }
 
@@ -225,7 +256,7 @@ impl Matrix {
         let Origin::File(file, range) = &self.origin else {
             bail!(
                 UnsupportedTensorType,
-                "rows of a container's tensor cannot be separated"
+                "rows of a tensor that is no range of a file cannot be separated"
             )
         };
         let bytes = || {
@@ -244,7 +275,7 @@ impl Matrix {
     /// Errors: `HashMismatch` when the bytes do not have the source's checksum, if it has one.
     pub fn intact(&self) -> Result<()> {
         match self.hash {
-            Some(stored) => check_hash("payload", self.bytes()?, Some(stored)).map(drop),
+            Some(stored) => check_hash("payload", &self.bytes()?, Some(stored)).map(drop),
             None => Ok(()),
         }
     }
@@ -267,7 +298,7 @@ impl Matrix {
     /// The payload in the container, if it is one of `dtype` already. Errors: as [`Matrix::bytes`].
     pub fn copied(&self, dtype: Dtype) -> Result<Option<&[u8]>> {
         match (&self.origin, &self.dtype) {
-            (Origin::Container(..), Ok(stored)) if *stored == dtype => self.bytes().map(Some),
+            (Origin::Container(container, id), Ok(stored)) if *stored == dtype => container.bytes(*id).map(Some),
             _ => Ok(None),
         }
     }
@@ -280,6 +311,7 @@ impl Matrix {
         match &self.origin {
             Origin::File(file, range) => file.release(range.start, range.len()),
             Origin::Container(container, id) => container.release(*id),
+            Origin::Gathered(gathered) => gathered.release(),
         }
     }
 
@@ -334,10 +366,20 @@ impl Matrix {
 
     /// A reader of the values and the order that the source holds.
     fn stored_reader(&self, rows: usize, cols: usize) -> Result<Reader<'_>> {
-        let bytes = self.bytes()?;
         // Of stacked projections, these are the rows of the first tensor.
         let rows = self.stacked.as_ref().map_or(rows, |stacked| stacked.upper_rows);
-        let decoder = self.dtype()?.decoder(bytes, rows, cols)?;
+        let dtype = self.dtype()?;
+        if let Origin::Gathered(gathered) = &self.origin {
+            return Ok(Box::new(move |first, out| {
+                let count = out.len() / cols.max(1);
+                let bytes = gathered.rows(first, count)?;
+                let decoder = dtype.decoder(&bytes, count, cols)?;
+                let rows = out.chunks_exact_mut(cols.max(1)).enumerate();
+                rows.for_each(|(row, out)| decoder.row(row, out));
+                Ok(())
+            }));
+        }
+        let decoder = dtype.decoder(self.mapped()?, rows, cols)?;
         Ok(Box::new(move |first, out| {
             let wanted = out.len() / cols.max(1);
             if first.checked_add(wanted).is_none_or(|last| last > rows) {

@@ -1,17 +1,19 @@
-//! Models that were trained elsewhere, as GGUF files and Hugging Face directories have them: found, checked, and described
+//! Models that were trained elsewhere, as GGUF files, `.ninfer` files and Hugging Face directories have them: found, checked, and described
 //! under the container's names.
 //!
-//! [`gguf`] and [`hugging_face`] return a [`Model`]: the network, and tensors whose values are read from the mapped files. What a file stores in
+//! [`gguf`], [`ninfer`] and [`hugging_face`] return a [`Model`]: the network, and tensors whose values are read from the mapped files. What a file stores in
 //! another order or form than the container is described, not copied.
 
 mod arch;
 mod bind;
 mod experts;
 mod family;
+mod gathered;
 mod gguf;
 mod hf;
 mod matrix;
 mod model;
+mod ninfer;
 mod roles;
 mod rope;
 mod stacked;
@@ -36,6 +38,8 @@ pub enum Format {
     HuggingFace,
     /// A GGUF file.
     Gguf,
+    /// A `.ninfer` file.
+    Ninfer,
     /// A CMF container.
     Cmf,
 }
@@ -57,6 +61,9 @@ impl Format {
         if start.starts_with(&crate::format::gguf::MAGIC) {
             return Ok(Format::Gguf);
         }
+        if start.starts_with(&crate::format::ninfer::MAGIC) {
+            return Ok(Format::Ninfer);
+        }
         if start.starts_with(b"CMF") {
             return Ok(Format::Cmf);
         }
@@ -74,7 +81,7 @@ impl Format {
         }
         bail!(
             InvalidMagic,
-            "{shown}: expected a directory, a .safetensors, a GGUF or a CMF file, found bytes {start:02x?}"
+            "{shown}: expected a directory, a .safetensors, a GGUF, a .ninfer or a CMF file, found bytes {start:02x?}"
         );
     }
 }
@@ -86,6 +93,13 @@ impl Format {
 /// `ShardMismatch`, `Io`, `Parse` and `Bounds` for damaged files.
 pub fn gguf(path: &Path) -> Result<Model> {
     gguf::Source::open(path)?.model()
+}
+
+/// The model in a `.ninfer` file. Reads no weights.
+///
+/// Errors: as [`gguf`], and `UnsupportedFeature` for rotations of weights that are not defined.
+pub fn ninfer(path: &Path) -> Result<Model> {
+    ninfer::Source::open(path)?.model()
 }
 
 /// The model in a Hugging Face directory, or in one safetensors file beside its configuration. Reads no weights.

@@ -1,7 +1,7 @@
-//! GGUF files and Hugging Face directories as model sources.
+//! GGUF files, `.ninfer` files and Hugging Face directories as model sources.
 //!
 //! Tensors have the types and the values of the files. Matrices are read in place, also those whose rows the files have in
-//! another order. Vectors that a file has in another form are made when they are read.
+//! another order. What a file has in another form, or in pieces, is made when it is read.
 
 use super::model::{ModelSource, SamplingDefaults, TextAssets};
 use super::tensors::{Place, Stored, Tensors};
@@ -89,7 +89,7 @@ fn reading(tensor: &Tensor) -> Result<Reading> {
         order.cols.take_if(|heads| !heads.keeps_blocks(blocks)).is_some()
     });
     let nbytes = match order {
-        Some(_) => data.bytes()?.len(),
+        Some(_) => data.nbytes()?,
         None => data.rows_cols().1.saturating_mul(4),
     };
     let info = TensorInfo {
@@ -118,7 +118,7 @@ impl Tensors for ImportedTensors {
             encode(info.dtype, rows, cols, &*data.reader()?)
         };
         let bytes = match self.orders[id] {
-            Some(_) => Cow::Borrowed(data.bytes()?),
+            Some(_) => data.bytes()?,
             None => Cow::Owned(made().map_err(|err| err.context(format!("tensor '{name}'")))?),
         };
         Ok(Stored {

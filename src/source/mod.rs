@@ -30,7 +30,7 @@ use crate::import;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Opens the model at `path`: a CMF or GGUF file, any file of a model in several, or a Hugging Face directory. Reads no
+/// Opens the model at `path`: a CMF, GGUF or `.ninfer` file, any file of a model in several, or a Hugging Face directory. Reads no
 /// weights.
 ///
 /// Errors: those of the format; `SkillFile` for a file that holds a skill and no model; `UnsupportedModel`, `MissingTensor` and
@@ -51,6 +51,7 @@ pub fn open_file(path: &Path) -> Result<ModelSource> {
     match Format::of(path)? {
         Format::Cmf => Ok(ModelSource::of_container(Arc::new(CmfContainer::open(path)?))),
         Format::Gguf => ModelSource::from_import(import::gguf(path)?),
+        Format::Ninfer => ModelSource::from_import(import::ninfer(path)?),
         Format::HuggingFace => ModelSource::from_import(import::hugging_face(path)?),
     }
 }

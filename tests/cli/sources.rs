@@ -38,6 +38,30 @@ fn a_directory_is_a_model() {
     assert!(small["memory"]["weight_bytes"].as_u64() < info["memory"]["weight_bytes"].as_u64());
 }
 
+/// Files of other formats say whether their weights are rotated.
+#[test]
+fn info_shows_the_rotation_of_weights() {
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/ternary");
+    for (name, format) in [("dense-ptq1_0.ninfer", "ninfer"), ("dense-pq2_0.gguf", "gguf")] {
+        let file = fixtures.join(name);
+        let file = file.to_str().unwrap();
+        let info = run(&["info", file, "--json"]).json();
+        assert_eq!((&info["format"], &info["runs"]), (&json!(format), &json!(true)));
+        assert_eq!(
+            info["hadamard"],
+            json!({"block": 128, "signs": "explicit", "forward": 15, "inverse": 1})
+        );
+        let shown = run(&["info", file]).stdout;
+        assert!(shown.contains("hadamard: block 128, explicit signs"), "{shown}");
+    }
+    let file = fixtures.join("dense-ptq1_0.ninfer");
+    let verified = run(&["verify", file.to_str().unwrap(), "--json"]).json();
+    assert_eq!((&verified["ok"], &verified["format"]), (&json!(true), &json!("ninfer")));
+    let plain = crate::golden::dir("llama_tied");
+    let info = run(&["info", plain.to_str().unwrap(), "--json"]).json();
+    assert!(info["hadamard"].is_null());
+}
+
 #[test]
 fn what_only_cmf_files_have_is_refused_by_name() {
     let dir = crate::golden::dir("llama_tied");

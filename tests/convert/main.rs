@@ -14,5 +14,6 @@ mod refusals;
 mod requant;
 mod sources;
 mod splits;
+mod ternary;
 mod tokenizer;
 mod types;

@@ -25,8 +25,8 @@ static DEVICE: LazyLock<Arc<Device>> = LazyLock::new(|| {
 const ON_DEVICE: [bool; 2] = [true, false];
 
 /// Logits of every token: the first three in one run, the others one by one.
-fn logits(source: ModelSource, tokens: &[u32], on_device: bool) -> Vec<Vec<f32>> {
-    let options = LoadOptions::default().ctx(64u32).kv(Kv::F32).all_logits(true);
+pub fn logits(source: ModelSource, tokens: &[u32], on_device: bool) -> Vec<Vec<f32>> {
+    let options = LoadOptions::default().ctx(128u32).kv(Kv::F32).all_logits(true);
     let mut progress = |_, _| ControlFlow::Continue(());
     let mut engine = match on_device {
         true => Engine::open_on(source, Some(DEVICE.clone()), &options, &mut progress),

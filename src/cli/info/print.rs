@@ -24,6 +24,9 @@ const CONSTANTS: [&str; 13] = [
 /// Those of them whose usual value is 1.
 const FACTORS: [&str; 3] = ["partial_rotary_factor", "embed_multiplier", "logit_multiplier"];
 
+/// Types of weights that are published in a rotated basis.
+const TERNARY: [&str; 2] = ["PQ2_0", "PTQ1_0"];
+
 /// The JSON object of `info` as text.
 pub fn lines(object: &Value) -> Vec<String> {
     let sections = [network, weights, texts, names, experts, memory, tensors];
@@ -104,6 +107,18 @@ fn weights(object: &Value) -> Vec<String> {
     ];
     let by_dtype = object["bytes_by_dtype"].as_object().into_iter().flatten();
     lines.extend(by_dtype.map(|(dtype, total)| format!("{dtype:<12} {}", bytes(total))));
+    // Ternary weights are usually rotated, so that it matters if these are not.
+    let is_ternary = TERNARY
+        .iter()
+        .any(|&dtype| object["bytes_by_dtype"].get(dtype).is_some());
+    match &object["hadamard"] {
+        Value::Null if !is_ternary => {}
+        Value::Null => lines.push("hadamard: none".to_owned()),
+        rotation => {
+            let [block, signs] = ["block", "signs"].map(|key| text(&rotation[key]));
+            lines.push(format!("hadamard: block {block}, {signs} signs"));
+        }
+    }
     lines
 }
 

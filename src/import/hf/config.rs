@@ -11,7 +11,7 @@ use crate::import::rope::{self, Llama3};
 use serde_json::{Map, Value};
 
 /// The contents of `config.json`.
-pub(super) struct Config {
+pub struct Config {
     pub family: &'static Family,
     pub arch: Arch,
     /// For each layer, whether it is a mixture of experts.
@@ -24,7 +24,7 @@ pub(super) struct Config {
 /// Reads the configuration of a model with `tensors` tensors.
 ///
 /// Errors: `UnsupportedModel` names the family or the key that is not supported; `Parse` the key with a value of the wrong type.
-pub(super) fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> {
+pub fn read(root: &Map<String, Value>, tensors: usize) -> Result<Config> {
     let whole = Keys::new(root, "config.json");
     let text = whole.object("text_config")?;
     let keys = match text {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 /// A JSON object with typed access to its members. `null` counts as absent.
 #[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
+pub struct Keys<'a> {
     pub map: &'a Map<String, Value>,
     /// Used for keys that `map` lacks: a nested text configuration leaves some to the outer object.
     pub outer: Option<&'a Map<String, Value>>,
@@ -90,7 +90,7 @@ impl<'a> Keys<'a> {
 }
 
 /// The start of a value, for messages.
-pub(super) fn brief(value: &Value) -> String {
+pub fn brief(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),

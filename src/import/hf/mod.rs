@@ -2,22 +2,22 @@
 //!
 //! Finds the weights in the files of the directory; `config` and `tokens` read the JSON files.
 
-mod config;
-mod folder;
-mod keys;
+pub(super) mod config;
+pub(super) mod folder;
+pub(super) mod keys;
 mod tokens;
 
 use super::bind::bind;
 use super::experts;
 use super::matrix::{Found, Matrix};
-use super::model::{Description, Model};
+use super::model::{Bound, Description, Model};
 use super::roles::MTP_NAMES;
 use crate::error::{Result, bail};
-use crate::format::{MappedFile, safetensors};
-use folder::Folder;
+use crate::format::{Arch, MappedFile, safetensors};
+use folder::{Files, Folder};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const SINGLE: &str = "model.safetensors";
@@ -89,25 +89,40 @@ impl Source {
         let mut bound = bind(family, &mut arch, found)?;
         bound.dropped.extend(dropped);
         bound.notes.extend(notes);
-        let vocab = self.folder.bytes("tokenizer.json")?;
-        let tokens = tokens::read(&self.folder, &config, vocab.as_deref())?;
-        bound.notes.extend(tokens.notes);
-        if vocab.is_none() {
-            bound
-                .notes
-                .push("there is no tokenizer.json: the result only runs with token ids".into());
-        }
-        Description {
-            format: "safetensors",
-            arch,
-            tokenizer_config: tokens.config,
-            sampling: tokens.sampling,
-            provenance: Map::new(),
-            vocab,
-            files: self.shards.iter().map(|shard| shard.file.path().to_owned()).collect(),
-        }
-        .model(bound)
+        let files = self.shards.iter().map(|shard| shard.file.path().to_owned()).collect();
+        complete("safetensors", &self.folder, &config, arch, bound, files)
     }
+}
+
+/// The model of these parts, with the tokenizer, template and settings in `small`. `config` is `config.json`.
+///
+/// Errors: `Parse`, `Tokenizer`, `Template`, `Io`.
+pub(super) fn complete(
+    format: &'static str,
+    small: &dyn Files,
+    config: &Map<String, Value>,
+    arch: Arch,
+    mut bound: Bound,
+    files: Vec<PathBuf>,
+) -> Result<Model> {
+    let vocab = small.bytes("tokenizer.json")?;
+    let tokens = tokens::read(small, config, vocab.as_deref())?;
+    bound.notes.extend(tokens.notes);
+    if vocab.is_none() {
+        bound
+            .notes
+            .push("there is no tokenizer.json: the result only runs with token ids".into());
+    }
+    Description {
+        format,
+        arch,
+        tokenizer_config: tokens.config,
+        sampling: tokens.sampling,
+        provenance: Map::new(),
+        vocab,
+        files,
+    }
+    .model(bound)
 }
 
 /// The name of a tensor in the language model, `None` for one of another part.

@@ -1,8 +1,8 @@
-//! Chat template and special tokens of a Hugging Face directory, from the several files that may hold them.
+//! Chat template and special tokens of a Hugging Face model, from the several files that may hold them.
 //!
 //! The tokenizer itself is copied.
 
-use super::folder::Folder;
+use super::folder::Files;
 use super::keys::Keys;
 use crate::error::{Error, Kind, Result, bail};
 use serde::Deserialize;
@@ -50,12 +50,12 @@ struct WithVocab {
 }
 
 /// Reads template and ids. `config` is `config.json`, `vocab` is `tokenizer.json`.
-pub(super) fn read(folder: &Folder, config: &Map<String, Value>, vocab: Option<&[u8]>) -> Result<Tokens> {
-    let generation = folder.json("generation_config.json")?.unwrap_or_default();
-    let tokenizer = folder.json("tokenizer_config.json")?.unwrap_or_default();
+pub(super) fn read(files: &dyn Files, config: &Map<String, Value>, vocab: Option<&[u8]>) -> Result<Tokens> {
+    let generation = files.json("generation_config.json")?.unwrap_or_default();
+    let tokenizer = files.json("tokenizer_config.json")?.unwrap_or_default();
     let mut notes = Vec::new();
     let mut out = Map::new();
-    if let Some(template) = template(folder, &tokenizer, &mut notes)? {
+    if let Some(template) = template(files, &tokenizer, &mut notes)? {
         out.insert("chat_template".into(), template.into());
     }
     let sources = [
@@ -164,11 +164,11 @@ fn named_token(
 }
 
 /// The chat template, from its own file or from the older places.
-fn template(folder: &Folder, tokenizer: &Map<String, Value>, notes: &mut Vec<String>) -> Result<Option<String>> {
-    if let Some(text) = folder.text("chat_template.jinja")? {
+fn template(files: &dyn Files, tokenizer: &Map<String, Value>, notes: &mut Vec<String>) -> Result<Option<String>> {
+    if let Some(text) = files.text("chat_template.jinja")? {
         return Ok(Some(text));
     }
-    let older = folder.json("chat_template.json")?;
+    let older = files.json("chat_template.json")?;
     let value = match &older {
         Some(map) => map.get("chat_template"),
         None => tokenizer.get("chat_template"),
