@@ -4,8 +4,9 @@
 use super::payload::{Payload, Section};
 use super::planes::{Planes, Repack, blocks};
 use super::spec::{Encode, Shapes, Spec, Tail};
+use super::table::Dtype;
 use crate::error::Result;
-use cmf_kernels_ref::dtype::gguf::{self, Block, Scale, types};
+use cmf_kernels_ref::dtype::gguf::{self, Block, Levels, Scale, types};
 use half::f16;
 
 /// The rows of the type table: number in GGUF, bits of a code, device layout, and the function that writes its codes.
@@ -36,7 +37,6 @@ macro_rules! blocks {
             random: Some(|payload, _, deviation, random| fill_random(&types::$name, payload, deviation, random)),
         };)*
 
-        #[cfg(test)]
         const ALL: &[(&Spec, &Block)] = &[$((&$name, &types::$name)),*];
     };
 }
@@ -59,6 +59,15 @@ blocks! {
     MXFP4: 39, 4, Mxfp4, codes;
     PQ2_0: 142, 2, Pq2, codes;
     PTQ1_0: 143, 2, Pq2, codes;
+}
+
+/// The block of a type whose weights are integers times the f16 at the given byte of it; `None` for other types.
+pub fn plain_scale(dtype: Dtype) -> Option<(&'static Block, usize)> {
+    let (_, block) = ALL.iter().find(|(spec, _)| spec.gguf == dtype.gguf())?;
+    match (block.scale, block.levels, block.steps) {
+        (Scale::Half(at), Levels::Linear(_) | Levels::Signed, None) => Some((block, at)),
+        _ => None,
+    }
 }
 
 /// Errors: `NonFinite` with row and block for a scale that is not a finite number.

@@ -5,6 +5,7 @@
 //! section 3.1, and the block types of GGUF.
 
 pub mod encode;
+pub mod exact;
 mod float;
 mod gguf;
 mod order;
