@@ -140,7 +140,7 @@ fn survey(tensor: &Tensor) -> Result<Option<Survey>> {
         }
         Ok(Some(survey))
     });
-    let all = found.try_reduce(
+    found.try_reduce(
         || Some(Survey::NONE),
         |a, b| {
             let (Some(a), Some(b)) = (a, b) else {
@@ -152,8 +152,7 @@ fn survey(tensor: &Tensor) -> Result<Option<Survey>> {
                 overlay: a.overlay && b.overlay,
             }))
         },
-    );
-    all
+    )
 }
 
 impl Survey {
