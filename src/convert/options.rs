@@ -13,9 +13,11 @@ use std::path::Path;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The type of matrices; `None`: quantised matrices keep their values where a type of the container holds them exactly, and
-    /// the others are of [`Options::DEFAULT`]. With a type, rotated matrices lose their rotation. If the type has fewer than 8 bits, the embedding and the output projection are q8_2f. If it has at most
-    /// 8, the matrices of routers and gates and the small ones of recurrent layers are f16. With q4tp, the first fifteenth of
-    /// the layers and the last are vbit_ro with a mean of 5 bits.
+    /// the others are of [`Options::DEFAULT`]. With a type, rotated matrices lose their rotation.
+    ///
+    /// If it has fewer than 8 bits, the embedding and the output projection are q8_2f. If it has at most 8, the matrices of
+    /// routers and gates and the small ones of recurrent layers are f16. With q4tp, the first fifteenth of the layers and the
+    /// last are vbit_ro with a mean of 5 bits.
     pub quant: Option<Dtype>,
     /// Types of single tensors, by globs over their names: `*` matches any number of characters, dots included, `?` matches one.
     /// The last matching one decides.

@@ -46,10 +46,11 @@ pub(super) fn check(rotation: &Hadamard, tensors: &[Tensor]) -> Result<()> {
     }
 }
 
-/// The tensors without the rotation: every rotated row w' is s ⊙ H(w'), computed in f64 when it is read. Also returns the names of
-/// those that were rotated.
+/// The tensors without the rotation: every rotated row w' is s ⊙ H(w'), computed in f64 when it is read. Also returns the names
+/// of those that were rotated.
 ///
-/// Errors: `UnsupportedFeature` if rotated matrices are parts of other tensors, or replaced by skills; those of [`Hadamard::signs`].
+/// Errors: `UnsupportedFeature` if rotated matrices are parts of other tensors, or replaced by skills; those of
+/// [`Hadamard::signs`].
 pub(super) fn undone(rotation: &Hadamard, tensors: Vec<Tensor>) -> Result<(Vec<Tensor>, HashSet<String>)> {
     all_found(rotation, &tensors)?;
     if let Some(skill) = tensors.iter().find(|tensor| tensor.name.starts_with("skill.")) {
