@@ -1,7 +1,6 @@
 //! Quantised matrices whose values are written as they are: in a type of the container that holds the same codes and scales.
 
 use super::options::{Event, Options};
-use super::plan::overridden;
 use crate::dtype::Dtype;
 use crate::dtype::exact::Codes;
 use crate::error::{Result, bail};
@@ -61,7 +60,7 @@ pub(super) fn kept(
 ) -> Result<Vec<Option<Kept>>> {
     let mut all = Vec::with_capacity(tensors.len());
     for tensor in tensors {
-        let free = options.quant.is_none() && overridden(&tensor.name, options).is_none();
+        let free = options.quant.is_none() && options.overridden(&tensor.name).is_none();
         let kept = match free && tensor.data.shape.len() > 1 {
             true => of(tensor).map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?,
             false => None,

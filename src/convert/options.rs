@@ -1,6 +1,7 @@
 //! Options and results of a conversion.
 
 use super::loss::{Group, Share};
+use super::names::matches;
 use super::router_stats::RouterStats;
 use crate::dtype::Dtype;
 use crate::format::cmf::SplitOptions;
@@ -46,6 +47,12 @@ impl Options {
     /// The type of matrices that are not kept.
     pub(super) fn quant(&self) -> Dtype {
         self.quant.unwrap_or(Options::DEFAULT)
+    }
+
+    /// The type that an override sets for a tensor of this name.
+    pub(super) fn overridden(&self, name: &str) -> Option<Dtype> {
+        let mut overrides = self.overrides.iter().rev();
+        overrides.find(|(glob, _)| matches(glob, name)).map(|&(_, dtype)| dtype)
     }
 
     /// The values of quantised matrices, and defaults for the rest.

@@ -74,7 +74,7 @@ fn dtypes(tensors: &[Tensor], kept: &[Option<Kept>], options: &Options) -> (Vec<
             dtypes.push(kept.dtype);
             continue;
         }
-        let overridden = overridden(&tensor.name, options);
+        let overridden = options.overridden(&tensor.name);
         let requested = overridden.unwrap_or_else(|| by_role(&tensor.name, options.quant(), layers));
         let dtype = storage_dtype(requested, &tensor.data.shape);
         if tensor.data.shape.len() > 1 {
@@ -168,16 +168,10 @@ impl Chosen<'_> {
 
 /// The mean bits of a vbit tensor of this name, unless the options set one for all.
 pub(super) fn mean_bits(name: &str, options: &Options) -> f64 {
-    match options.quant() == Dtype::Q4tp && overridden(name, options).is_none() {
+    match options.quant() == Dtype::Q4tp && options.overridden(name).is_none() {
         true => OUTER_BITS,
         false => Settings::MEAN_BITS,
     }
-}
-
-/// The type that an override sets for a tensor of this name.
-pub(super) fn overridden(name: &str, options: &Options) -> Option<Dtype> {
-    let mut overrides = options.overrides.iter().rev();
-    overrides.find(|(glob, _)| matches(glob, name)).map(|&(_, dtype)| dtype)
 }
 
 /// The type of a tensor of this name when matrices are to be `quant`, in a network of `layers`.

@@ -3,71 +3,31 @@
 //! A group is 32 neighbouring columns of a row, as everywhere in the container's types; the blocks of GGUF are one or more of
 //! them. Nothing is rounded here: a code or a scale that a type cannot hold is an error.
 
+pub use super::codes::Codes;
+use super::codes::Row;
 use super::gguf::plain_scale;
 use super::payload::GROUP;
-use super::{Dtype, q1, q4, vbit};
+use super::table::Dtype;
+use super::{q1, q4, vbit};
 use crate::error::{Result, bail};
 use cmf_kernels_ref::dtype::RowDecoder;
 use half::f16;
 use rayon::prelude::*;
 
-/// The codes of a group, and the scale that multiplies them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Codes {
-    pub scale: f16,
-    pub codes: [i16; GROUP],
-}
-
 /// Returns the groups of a row.
 pub type ReadCodes<'a> = dyn Fn(usize) -> Result<Vec<Codes>> + Sync + 'a;
-
-/// One row of a payload, in parts.
-#[derive(Default)]
-pub(super) struct Row {
-    /// Codes, in types of tiles with their scales.
-    pub packed: Vec<u8>,
-    /// Scales, in types that have them in a section of their own.
-    pub scales: Vec<u8>,
-    /// Entries of the overlay.
-    pub overlay: Vec<u8>,
-}
-
-impl Codes {
-    /// The codes of weights whose blocks have these scales. `None` if the scales differ, or if a weight is not the product of a
-    /// small integer and its scale, bit for bit.
-    pub fn of(weights: &[f32; GROUP], scales: &[f32; GROUP]) -> Option<Codes> {
-        let scale = scales[0];
-        let same = scales.iter().all(|other| other.to_bits() == scale.to_bits());
-        let half = f16::from_f32(scale);
-        if !same || half.to_f32().to_bits() != scale.to_bits() {
-            return None;
-        }
-        let mut codes = [0; GROUP];
-        for (code, weight) in codes.iter_mut().zip(weights) {
-            *code = match scale == 0.0 {
-                // The sign of a zero is that of its code.
-                true => -i16::from(weight.is_sign_negative() != scale.is_sign_negative()),
-                false => (weight / scale).round() as i16,
-            };
-            if (f32::from(*code) * scale).to_bits() != weight.to_bits() {
-                return None;
-            }
-        }
-        Some(Codes { scale: half, codes })
-    }
-}
 
 impl Dtype {
     /// Whether every weight is an integer times the f16 scale of its block, in a type of GGUF.
     pub fn has_block_scales(self) -> bool {
-        plain_scale(self).is_some()
+        plain_scale(self.gguf()).is_some()
     }
 
     /// A decoder of the scales, one for each weight.
     ///
     /// Errors: `UnsupportedTensorType` for a type without such scales, `Parse` for a payload of another length.
     pub fn scale_decoder<'a>(self, payload: &'a [u8], rows: usize, cols: usize) -> Result<Box<dyn RowDecoder + 'a>> {
-        let Some((block, at)) = plain_scale(self) else {
+        let Some((block, at)) = plain_scale(self.gguf()) else {
             bail!(UnsupportedTensorType, "{} has no block scales", self.name());
         };
         self.decoder(payload, rows, cols)?;
@@ -140,19 +100,6 @@ fn offsets(sizes: impl Iterator<Item = usize>) -> Result<Vec<u8>> {
         table.extend(end.to_le_bytes());
     }
     Ok(table)
-}
-
-/// The codes plus `zero`, as a type of `bits` bits stores them. Errors: `UnsupportedTensorType`.
-pub(super) fn unsigned(codes: &[i16; GROUP], zero: i16, bits: u32) -> Result<[u8; GROUP]> {
-    let mut stored = [0; GROUP];
-    for (stored, &code) in stored.iter_mut().zip(codes) {
-        let value = u8::try_from(i32::from(code) + i32::from(zero));
-        match value.ok().filter(|&value| u32::from(value) < 1 << bits) {
-            Some(value) => *stored = value,
-            None => bail!(UnsupportedTensorType, "code {code} does not fit {bits} bits"),
-        }
-    }
-    Ok(stored)
 }
 
 #[cfg(test)]

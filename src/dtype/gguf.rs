@@ -4,7 +4,6 @@
 use super::payload::{Payload, Section};
 use super::planes::{Planes, Repack, blocks};
 use super::spec::{Encode, Shapes, Spec, Tail};
-use super::table::Dtype;
 use crate::error::Result;
 use cmf_kernels_ref::dtype::gguf::{self, Block, Levels, Scale, types};
 use half::f16;
@@ -61,9 +60,9 @@ blocks! {
     PTQ1_0: 143, 2, Pq2, codes;
 }
 
-/// The block of a type whose weights are integers times the f16 at the given byte of it; `None` for other types.
-pub fn plain_scale(dtype: Dtype) -> Option<(&'static Block, usize)> {
-    let (_, block) = ALL.iter().find(|(spec, _)| spec.gguf == dtype.gguf())?;
+/// The block of the type with this number, if its weights are integers times the f16 at the given byte of it.
+pub fn plain_scale(number: Option<u32>) -> Option<(&'static Block, usize)> {
+    let (_, block) = ALL.iter().find(|(spec, _)| spec.gguf == number)?;
     match (block.scale, block.levels, block.steps) {
         (Scale::Half(at), Levels::Linear(_) | Levels::Signed, None) => Some((block, at)),
         _ => None,

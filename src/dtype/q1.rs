@@ -4,7 +4,7 @@
 //! value}`. q1t is `[f16][7 bytes of base-3 digits]` per group with the values 0 and ±scale, then `[u32 row_ptr: rows+1]` and
 //! the overlay by row as `{u16 col, f16 value}`.
 
-use super::exact::{Codes, Row};
+use super::codes::{Codes, Row};
 use super::payload::{GROUP, Payload, Section, fill_halves, row_table, slice, tile_scales, u32_at};
 use super::planes::{Contents, Overlay, Planes, Repack, pack};
 use super::quantise::levels::{Group, extreme};

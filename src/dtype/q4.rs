@@ -4,7 +4,7 @@
 //! zeros. q4_tiled is `[f16][16 bytes]` per group. Element 2k of a group is the low nibble of byte k, element 2k+1 the high
 //! one.
 
-use super::exact::{Codes, Row, unsigned};
+use super::codes::{Codes, Row, unsigned};
 use super::payload::{GROUP, Section, fill_halves, tile_scales};
 use super::planes::{Contents, Planes, Repack};
 use super::quantise::Weights;

@@ -3,7 +3,7 @@
 //! `[u8 bits: rows][f16 scales: rows·groups]`, in vbit_ro then `[u32 row_offsets: rows+1]`, then the packed rows, most
 //! significant bits first.
 
-use super::exact::{Codes, Row, unsigned};
+use super::codes::{Codes, Row, unsigned};
 use super::payload::{GROUP, Payload, Section, row_table, slice, u32_at};
 use super::planes::{Contents, Planes, Repack, Widths};
 use super::quantise::levels::Levels;
