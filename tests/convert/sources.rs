@@ -354,7 +354,7 @@ fn heads_that_are_no_whole_blocks_stay_in_their_order() {
     }
 }
 
-/// A rotation that is not undone would give nonsense.
+/// A rotation that is not stated completely would give nonsense.
 #[test]
 fn rotated_weights_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -364,7 +364,7 @@ fn rotated_weights_are_refused() {
     write(file, 1, halves, &path);
     let err = source::open(&path).map(|_| ()).unwrap_err();
     assert!(
-        err.kind == Kind::UnsupportedFeature && err.message.contains("'prism.hadamard.version'"),
+        err.kind == Kind::UnsupportedFeature && err.message.contains("'prism.hadamard.transform'"),
         "{err}"
     );
 }
