@@ -3,7 +3,7 @@
 use super::context::{Context, Result};
 use super::output::{shown, size};
 use super::tools::gigabytes;
-use cmf_gpu::convert::{Event, Options, Report, RouterStats, convert};
+use cmf_gpu::convert::{Event, Options, Report, RouterStats, Share, convert};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::Error;
 use cmf_gpu::format::not_the_output;
@@ -19,9 +19,10 @@ pub struct Args {
     /// The CMF file to write
     #[arg(short, long)]
     out: PathBuf,
-    /// Type of matrices: f32 f16 bf16 q8 q8_2f q4 q4t q4tp vbit q1 q1s q1t
-    #[arg(long, default_value = "q4tp", value_parser = quant)]
-    quant: Dtype,
+    /// Type of matrices: f32 f16 bf16 q8 q8_2f q4 q4t q4tp vbit q1 q1s q1t [default: quantised matrices keep their values if
+    /// a type of CMF holds them exactly, the others are q4tp]
+    #[arg(long, value_parser = quant)]
+    quant: Option<Dtype>,
     /// Writes several files of at most GB gigabytes (10^9 bytes); OUT is a directory or the start of their names
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     shard_max_gb: Option<u64>,
@@ -64,6 +65,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         }
     })?;
     print_notes(&report, context);
+    print_shares(&report, context);
     let (out, tensors, bytes) = (shown(&args.out), report.tensors, size(report.bytes));
     let line = format!(
         "{out}: {tensors} tensors, {bytes}, in {:.1} s",
@@ -104,7 +106,46 @@ fn json(report: &Report) -> Value {
         "dropped": report.dropped,
         "notes": report.notes,
         "groups": groups.collect::<Vec<_>>(),
+        "kept": share(&report.kept),
+        "quantised_again": share(&report.again),
+        "unrotated": share(&report.unrotated),
     })
+}
+
+fn share(share: &Share) -> Value {
+    json!({
+        "tensors": share.tensors,
+        "source_bytes": share.source_bytes,
+        "bytes": share.bytes,
+        "relative_error": share.relative_error(),
+    })
+}
+
+/// Prints what became of matrices that were quantised in the source.
+fn print_shares(report: &Report, context: &Context) {
+    let sizes = |share: &Share| format!("{}, in the source {}", size(share.bytes), size(share.source_bytes));
+    let (kept, again, unrotated) = (&report.kept, &report.again, &report.unrotated);
+    if kept.tensors > 0 {
+        let line = format!("kept exactly: {} quantised matrices ({})", kept.tensors, sizes(kept));
+        context.out.note(line);
+    }
+    if again.tensors > 0 {
+        context.out.note(format!(
+            "WARNING: quantised again: {} matrices that are quantised in the source ({}), with a relative error of {:.4} \
+             against its values",
+            again.tensors,
+            sizes(again),
+            again.relative_error()
+        ));
+    }
+    if unrotated.tensors > 0 {
+        context.out.note(format!(
+            "WARNING: un-rotated: lossy: {} matrices ({}), with a relative error of {:.4} against the values without rotation",
+            unrotated.tensors,
+            sizes(unrotated),
+            unrotated.relative_error()
+        ));
+    }
 }
 
 /// Prints notes, unused tensors, and the types and errors of the matrices on stderr.

@@ -2,8 +2,7 @@
 
 use super::names::Expert;
 use super::options::Options;
-use super::plan::mean_bits;
-use crate::dtype::Dtype;
+use super::plan::{Plan, mean_bits};
 use crate::dtype::encode::{amplitudes, spread};
 use crate::error::Result;
 use crate::import::Tensor;
@@ -14,23 +13,17 @@ use std::collections::HashMap;
 pub(super) struct Bits(HashMap<usize, Vec<u8>>);
 
 impl Bits {
-    /// The widths of the `index`-th tensor's rows; `None` if its type has no row widths.
+    /// The widths of the `index`-th tensor's rows; `None` if there are none to choose.
     ///
     /// Errors: those of reading, with the tensor's name.
-    pub fn of(
-        &mut self,
-        index: usize,
-        tensors: &[Tensor],
-        dtypes: &[Dtype],
-        options: &Options,
-    ) -> Result<Option<Vec<u8>>> {
-        if !dtypes[index].has_row_widths() {
+    pub fn of(&mut self, index: usize, tensors: &[Tensor], plan: &Plan, options: &Options) -> Result<Option<Vec<u8>>> {
+        if !plan.chooses_widths(index) {
             return Ok(None);
         }
         if let Some(widths) = self.0.get(&index) {
             return Ok(Some(widths.clone()));
         }
-        let sharing = sharing(index, tensors, dtypes);
+        let sharing = sharing(index, tensors, plan);
         let mut all = Vec::new();
         let mut rows = Vec::new();
         for &member in &sharing {
@@ -61,14 +54,14 @@ impl Bits {
 
 /// The tensors that share a budget with the `index`-th, which is one of them: experts of its layer and projection, with row
 /// widths and rows of its length.
-fn sharing(index: usize, tensors: &[Tensor], dtypes: &[Dtype]) -> Vec<usize> {
+fn sharing(index: usize, tensors: &[Tensor], plan: &Plan) -> Vec<usize> {
     let Some(own) = Expert::of(&tensors[index].name) else {
         return vec![index];
     };
     let cols = tensors[index].data.rows_cols().1;
     let related = |&other: &usize| {
         let expert = Expert::of(&tensors[other].name);
-        dtypes[other].has_row_widths()
+        plan.chooses_widths(other)
             && tensors[other].data.rows_cols().1 == cols
             && expert.is_some_and(|expert| expert.before == own.before && expert.role == own.role)
     };

@@ -36,6 +36,32 @@ pub(super) struct Loss {
     square: f64,
 }
 
+/// A part of the matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Share {
+    /// Their number.
+    pub tensors: usize,
+    /// Their bytes in the source.
+    pub source_bytes: u64,
+    /// Their bytes in the file.
+    pub bytes: u64,
+    loss: Loss,
+}
+
+impl Share {
+    /// ‖w − ŵ‖ / ‖w‖ against the source's values, without the rotation that is undone; 0 if all are the same.
+    pub fn relative_error(&self) -> f64 {
+        self.loss.relative()
+    }
+
+    pub(super) fn add(&mut self, source_bytes: usize, bytes: usize, loss: Loss) {
+        self.tensors += 1;
+        self.source_bytes += source_bytes as u64;
+        self.bytes += bytes as u64;
+        self.loss.add(loss);
+    }
+}
+
 impl Group {
     /// Bits per weight, scales and tables included.
     pub fn bits_per_weight(&self) -> f64 {
@@ -44,11 +70,7 @@ impl Group {
 
     /// ‖w − ŵ‖ / ‖w‖ against the source's values; 0 if all are zero or were copied.
     pub fn relative_error(&self) -> f64 {
-        if self.loss.square > 0.0 {
-            (self.loss.error / self.loss.square).sqrt()
-        } else {
-            0.0
-        }
+        self.loss.relative()
     }
 }
 
@@ -77,6 +99,18 @@ pub(super) fn add(groups: &mut Vec<Group>, tensor: &Tensor, dtype: Dtype, bytes:
 }
 
 impl Loss {
+    fn relative(self) -> f64 {
+        match self.square > 0.0 {
+            true => (self.error / self.square).sqrt(),
+            false => 0.0,
+        }
+    }
+
+    /// Whether all values are the same.
+    pub fn is_none(self) -> bool {
+        self.error == 0.0
+    }
+
     fn add(&mut self, other: Loss) {
         self.error += other.error;
         self.square += other.square;

@@ -5,6 +5,7 @@
 //! here knows a device.
 
 mod bits;
+mod keep;
 mod loss;
 mod model;
 mod names;
@@ -13,6 +14,7 @@ mod output;
 mod plan;
 mod quantised;
 mod requant;
+mod rotation;
 mod router_stats;
 mod write;
 
@@ -23,7 +25,7 @@ use model::Model;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-pub use loss::Group;
+pub use loss::{Group, Share};
 pub use options::{Event, Options, Report, Target};
 pub use quantised::quantised;
 pub use router_stats::RouterStats;

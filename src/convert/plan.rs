@@ -1,12 +1,14 @@
-//! The type of every tensor, and their order in the file. Knows names and shapes, no values.
+//! The type of every tensor, and their order in the file. Knows names and shapes; `keep` knows values.
 
+use super::keep::{self, Kept};
 use super::names::{Expert, layer, matches};
-use super::options::Options;
+use super::options::{Event, Options};
 use crate::dtype::Dtype;
 use crate::dtype::encode::{Settings, storage_dtype};
 use crate::error::{Result, bail};
 use crate::import::{EMBED, LM_HEAD, Tensor, is_recurrent_gate, is_router};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 
 /// With q4tp, one layer in so many at each end of the network is vbit_ro.
 const LAYERS_PER_OUTER: usize = 15;
@@ -14,24 +16,71 @@ const LAYERS_PER_OUTER: usize = 15;
 /// The mean bits of vbit_ro in these outer layers.
 const OUTER_BITS: f64 = 5.0;
 
-/// The type of every tensor, in order, and notes about the choice. The last matching override decides, else the tensor's role;
-/// a shape that the type does not allow falls back as [`storage_dtype`] says.
-///
-/// Errors: `Usage` for an override that matches no name, or only tensors that are never stored in the type.
-pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype>, Vec<String>)> {
-    check_overrides(tensors, options)?;
+/// How every tensor is written, in order.
+pub(super) struct Plan {
+    pub dtypes: Vec<Dtype>,
+    /// Those that keep their values.
+    pub kept: Vec<Option<Kept>>,
+    /// Notes about the choice.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Errors: those of [`keep::kept`] and [`dtypes`].
+    pub fn of(
+        tensors: &[Tensor],
+        options: &Options,
+        progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Plan> {
+        check_overrides(tensors, options)?;
+        let kept = keep::kept(tensors, options, progress)?;
+        let (dtypes, notes) = dtypes(tensors, &kept, options);
+        Ok(Plan { dtypes, kept, notes })
+    }
+
+    /// Whether the bits of a tensor's rows are chosen when it is written.
+    pub fn chooses_widths(&self, index: usize) -> bool {
+        self.dtypes[index].has_row_widths() && !self.kept[index].is_some_and(Kept::writes_codes)
+    }
+
+    /// The type that most weights of matrices have.
+    pub fn most_common(&self, tensors: &[Tensor]) -> Option<Dtype> {
+        let mut weights = BTreeMap::<Dtype, u128>::new();
+        for (tensor, &dtype) in tensors
+            .iter()
+            .zip(&self.dtypes)
+            .filter(|(tensor, _)| tensor.data.shape.len() > 1)
+        {
+            let (rows, cols) = tensor.data.rows_cols();
+            *weights.entry(dtype).or_default() += rows as u128 * cols as u128;
+        }
+        weights
+            .into_iter()
+            .max_by_key(|&(_, weights)| weights)
+            .map(|(dtype, _)| dtype)
+    }
+}
+
+/// The type of every tensor, in order, and notes about the choice. What keeps its values has the type for that. Else the last
+/// matching override decides, else the tensor's role; a shape that the type does not allow falls back as [`storage_dtype`]
+/// says.
+fn dtypes(tensors: &[Tensor], kept: &[Option<Kept>], options: &Options) -> (Vec<Dtype>, Vec<String>) {
     let layers = tensors.iter().filter_map(|tensor| layer(&tensor.name)).max();
     let layers = layers.map_or(0, |last| last.saturating_add(1));
     let mut chosen = Chosen::default();
     let mut dtypes = Vec::new();
-    for tensor in tensors {
-        let overridden = overridden(&tensor.name, options);
-        let requested = overridden.unwrap_or_else(|| by_role(&tensor.name, options.quant, layers));
+    for (tensor, kept) in tensors.iter().zip(kept) {
+        if let Some(kept) = kept {
+            dtypes.push(kept.dtype);
+            continue;
+        }
+        let overridden = options.overridden(&tensor.name);
+        let requested = overridden.unwrap_or_else(|| by_role(&tensor.name, options.quant(), layers));
         let dtype = storage_dtype(requested, &tensor.data.shape);
         if tensor.data.shape.len() > 1 {
             match requested {
                 _ if dtype != requested => chosen.shapes.entry((requested, dtype)).or_default().push(&tensor.name),
-                _ if overridden.is_some() || requested == options.quant => {}
+                _ if overridden.is_some() || requested == options.quant() => {}
                 Dtype::F16 => chosen.sensitive += 1,
                 Dtype::VbitRo => chosen.outer += 1,
                 _ => chosen.outermost += 1,
@@ -39,10 +88,10 @@ pub(super) fn dtypes(tensors: &[Tensor], options: &Options) -> Result<(Vec<Dtype
         }
         dtypes.push(dtype);
     }
-    Ok((dtypes, chosen.notes(options, layers)))
+    (dtypes, chosen.notes(options, layers))
 }
 
-/// Errors: `Usage`, see [`dtypes`].
+/// Errors: `Usage` for an override that matches no name, or only tensors that are never stored in the type.
 fn check_overrides(tensors: &[Tensor], options: &Options) -> Result<()> {
     for (glob, dtype) in &options.overrides {
         let named = || tensors.iter().filter(|tensor| matches(glob, &tensor.name));
@@ -87,7 +136,7 @@ impl Chosen<'_> {
         if self.outermost > 0 {
             notes.push(format!(
                 "embedding and output projection are q8_2f, the other matrices {}",
-                options.quant.name()
+                options.quant().name()
             ));
         }
         if self.outer > 0 {
@@ -119,16 +168,10 @@ impl Chosen<'_> {
 
 /// The mean bits of a vbit tensor of this name, unless the options set one for all.
 pub(super) fn mean_bits(name: &str, options: &Options) -> f64 {
-    match options.quant == Dtype::Q4tp && overridden(name, options).is_none() {
+    match options.quant() == Dtype::Q4tp && options.overridden(name).is_none() {
         true => OUTER_BITS,
         false => Settings::MEAN_BITS,
     }
-}
-
-/// The type that an override sets for a tensor of this name.
-fn overridden(name: &str, options: &Options) -> Option<Dtype> {
-    let mut overrides = options.overrides.iter().rev();
-    overrides.find(|(glob, _)| matches(glob, name)).map(|&(_, dtype)| dtype)
 }
 
 /// The type of a tensor of this name when matrices are to be `quant`, in a network of `layers`.

@@ -3,7 +3,8 @@
 use super::bits::Bits;
 use super::model::Model;
 use super::options::Options;
-use super::{plan, write};
+use super::plan::Plan;
+use super::{plan, rotation, write};
 use crate::dtype::{Dtype, Order, Size};
 use crate::error::{Result, bail};
 use crate::format::{TensorId, TensorInfo};
@@ -11,6 +12,7 @@ use crate::import::{self, Format, Tensor};
 use crate::source::{ModelSource, Stored, Tensors};
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,6 +33,15 @@ pub fn quantised(src: &Path, options: Options) -> Result<ModelSource> {
     };
     let (model, tensors) = Model::joined(model)?;
     let mut model = model;
+    let tensors = match (&model.arch.prism_hadamard, options.quant) {
+        (Some(rotation), Some(_)) => {
+            let (tensors, names) = rotation::undone(rotation, tensors)?;
+            model.arch.prism_hadamard = None;
+            model.notes.push(format!("un-rotated: lossy: {} matrices", names.len()));
+            tensors
+        }
+        _ => tensors,
+    };
     let (tensors, notes) = QuantisedTensors::new(tensors, options)?;
     model.notes.extend(notes);
     ModelSource::described(model, Arc::new(tensors))
@@ -38,7 +49,7 @@ pub fn quantised(src: &Path, options: Options) -> Result<ModelSource> {
 
 struct QuantisedTensors {
     tensors: Vec<Tensor>,
-    dtypes: Vec<Dtype>,
+    plan: Plan,
     infos: Vec<TensorInfo>,
     ids: HashMap<String, TensorId>,
     options: Options,
@@ -46,10 +57,11 @@ struct QuantisedTensors {
 }
 
 impl QuantisedTensors {
-    /// Also returns notes about the types. Errors: those of [`plan::dtypes`].
+    /// Also returns notes about the types. Errors: those of [`Plan::of`].
     fn new(tensors: Vec<Tensor>, options: Options) -> Result<(QuantisedTensors, Vec<String>)> {
         let tensors = plan::order(tensors);
-        let (dtypes, notes) = plan::dtypes(&tensors, &options)?;
+        let mut plan = Plan::of(&tensors, &options, &mut |_| ControlFlow::Continue(()))?;
+        let notes = std::mem::take(&mut plan.notes);
         let info = |(tensor, &dtype): (&Tensor, &Dtype)| {
             let (Size::Exact(nbytes) | Size::AtLeast(nbytes)) = dtype.size(&tensor.data.shape)?;
             Ok(TensorInfo {
@@ -59,13 +71,13 @@ impl QuantisedTensors {
                 nbytes,
             })
         };
-        let infos = tensors.iter().zip(&dtypes).map(info).collect::<Result<Vec<_>>>()?;
+        let infos = tensors.iter().zip(&plan.dtypes).map(info).collect::<Result<Vec<_>>>()?;
         let ids = infos.iter().enumerate().map(|(id, info)| (info.name.clone(), id));
         let set = QuantisedTensors {
             ids: ids.collect(),
             infos,
             tensors,
-            dtypes,
+            plan,
             options,
             bits: Mutex::default(),
         };
@@ -88,9 +100,9 @@ impl Tensors for QuantisedTensors {
         };
         let widths = {
             let mut bits = self.bits.lock().unwrap_or_else(PoisonError::into_inner);
-            bits.of(id, &self.tensors, &self.dtypes, &self.options)?
+            bits.of(id, &self.tensors, &self.plan, &self.options)?
         };
-        let payload = write::payload(&self.tensors[id], info.dtype, widths.as_deref());
+        let payload = write::payload(&self.tensors[id], info.dtype, self.plan.kept[id], widths.as_deref());
         Ok(Stored {
             info,
             bytes: Cow::Owned(payload.map_err(|err| err.context(format!("tensor '{}'", info.name)))?),

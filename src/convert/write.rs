@@ -1,10 +1,12 @@
 //! Writes a described source: every tensor gets a type, is encoded from the mapped file and written.
 
 use super::bits::Bits;
+use super::keep::{self, Kept};
 use super::loss::{self, Loss};
 use super::model::Model;
 use super::options::{Event, Options, Report, Target};
-use super::plan;
+use super::plan::{self, Plan};
+use super::rotation;
 use crate::dtype::Dtype;
 use crate::dtype::encode::{Settings, encode_with};
 use crate::error::{Error, Result, bail};
@@ -13,6 +15,7 @@ use crate::format::cmf::{Sections, WrittenFiles};
 use crate::import::Tensor;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -42,17 +45,28 @@ pub(super) fn write(
             dropped.len()
         );
     }
+    let (tensors, unrotated) = match (rotation::stated(&header)?, options.quant) {
+        (None, _) => (tensors, HashSet::new()),
+        (Some(rotation), None) => {
+            rotation::check(&rotation, &tensors)?;
+            (tensors, HashSet::new())
+        }
+        (Some(rotation), Some(_)) => {
+            rotation::remove(&mut header);
+            rotation::undone(&rotation, tensors)?
+        }
+    };
     let tensors = plan::order(tensors);
-    let (dtypes, chosen) = plan::dtypes(&tensors, options)?;
-    notes.extend(chosen);
-    check_vbit_options(&tensors, &dtypes, options)?;
-    describe(&mut header, src, options.quant);
+    let mut plan = Plan::of(&tensors, options, progress)?;
+    notes.append(&mut plan.notes);
+    check_vbit_options(&tensors, &plan, options)?;
+    describe(&mut header, src, quant_type(&tensors, &plan, options));
     let spec = |(tensor, &dtype): (&Tensor, &Dtype)| TensorSpec {
         name: tensor.name.clone(),
         dtype,
         shape: tensor.data.shape.clone(),
     };
-    let specs = tensors.iter().zip(&dtypes).map(spec).collect();
+    let specs = tensors.iter().zip(&plan.dtypes).map(spec).collect();
     let sections = Sections {
         vocab: vocab.as_deref(),
         masks: container.as_ref().and_then(|container| container.masks_section()),
@@ -60,9 +74,13 @@ pub(super) fn write(
     };
     let by_pass = container.as_ref().is_some_and(|container| container.has_loop_masks());
     let mut output = target.create(header, specs, sections, by_pass)?;
-    let mut groups = Vec::new();
+    let mut report = Report {
+        dropped,
+        notes,
+        ..Report::default()
+    };
     let mut bits = Bits::default();
-    for (index, (tensor, &dtype)) in tensors.iter().zip(&dtypes).enumerate() {
+    for (index, (tensor, &dtype)) in tensors.iter().zip(&plan.dtypes).enumerate() {
         let name = tensor.name.as_str();
         let named = |err: Error| err.context(format!("tensor '{name}'"));
         tensor.data.intact().map_err(named)?;
@@ -70,12 +88,23 @@ pub(super) fn write(
         let (payload, loss) = match tensor.data.copied(dtype)?.filter(|_| !again) {
             Some(payload) => (Cow::Borrowed(payload), Loss::default()),
             None => {
-                let widths = bits.of(index, &tensors, &dtypes, options)?;
-                encode(tensor, dtype, widths.as_deref()).map_err(named)?
+                let widths = bits.of(index, &tensors, &plan, options)?;
+                encode(tensor, dtype, plan.kept[index], widths.as_deref()).map_err(named)?
             }
         };
         output.write(&payload)?;
-        loss::add(&mut groups, tensor, dtype, payload.len(), loss);
+        loss::add(&mut report.groups, tensor, dtype, payload.len(), loss);
+        if tensor.data.shape.len() > 1 {
+            let share = match loss.is_none() {
+                _ if unrotated.contains(name) => Some(&mut report.unrotated),
+                _ if tensor.data.quantised().is_none() => None,
+                true => Some(&mut report.kept),
+                false => Some(&mut report.again),
+            };
+            if let Some(share) = share {
+                share.add(tensor.data.source_bytes()?, payload.len(), loss);
+            }
+        }
         tensor.data.release();
         let event = Event::Tensor {
             done: index + 1,
@@ -87,25 +116,31 @@ pub(super) fn write(
         }
     }
     let parts = output.finish()?;
-    let report = Report {
-        tensors: tensors.len(),
-        bytes: parts.bytes,
-        dropped,
-        notes,
-        groups,
-    };
+    report.tensors = tensors.len();
+    report.bytes = parts.bytes;
     Ok((report, parts))
 }
 
 /// The payload of a tensor, and how it differs from the source. Errors: those of reading and encoding.
-fn encode<'a>(tensor: &'a Tensor, dtype: Dtype, widths: Option<&[u8]>) -> Result<(Cow<'a, [u8]>, Loss)> {
-    let payload = payload(tensor, dtype, widths)?;
+fn encode<'a>(
+    tensor: &'a Tensor,
+    dtype: Dtype,
+    kept: Option<Kept>,
+    widths: Option<&[u8]>,
+) -> Result<(Cow<'a, [u8]>, Loss)> {
+    let payload = payload(tensor, dtype, kept, widths)?;
+    if kept.is_some_and(Kept::writes_codes) {
+        return Ok((Cow::Owned(payload), Loss::default()));
+    }
     let loss = Loss::of(dtype, &payload, tensor.data.rows_cols(), &tensor.data.reader()?)?;
     Ok((Cow::Owned(payload), loss))
 }
 
 /// The payload of a tensor in a type; `widths` are those of its rows. Errors: those of reading and encoding.
-pub(super) fn payload(tensor: &Tensor, dtype: Dtype, widths: Option<&[u8]>) -> Result<Vec<u8>> {
+pub(super) fn payload(tensor: &Tensor, dtype: Dtype, kept: Option<Kept>, widths: Option<&[u8]>) -> Result<Vec<u8>> {
+    if let Some(payload) = kept.map_or(Ok(None), |kept| keep::payload(tensor, kept))? {
+        return Ok(payload);
+    }
     let settings = Settings {
         widths,
         ..Settings::default()
@@ -115,8 +150,8 @@ pub(super) fn payload(tensor: &Tensor, dtype: Dtype, widths: Option<&[u8]>) -> R
 }
 
 /// Refuses options about the bits of vbit that no tensor can follow. Errors: `Usage`.
-fn check_vbit_options(tensors: &[Tensor], dtypes: &[Dtype], options: &Options) -> Result<()> {
-    if !dtypes.iter().any(|dtype| dtype.has_row_widths()) {
+fn check_vbit_options(tensors: &[Tensor], plan: &Plan, options: &Options) -> Result<()> {
+    if !(0..tensors.len()).any(|index| plan.chooses_widths(index)) {
         if let Some(mean) = options.mean_bits {
             bail!(Usage, "a mean of {mean} bits is asked for, and no tensor is to be vbit");
         }
@@ -131,6 +166,13 @@ fn check_vbit_options(tensors: &[Tensor], dtypes: &[Dtype], options: &Options) -
         Some(stats) => stats.check(tensors.iter().map(|tensor| tensor.name.as_str())),
         None => Ok(()),
     }
+}
+
+/// The type that describes the file: the one asked for, or the one of most weights if some keep their values.
+fn quant_type(tensors: &[Tensor], plan: &Plan, options: &Options) -> Dtype {
+    let some = plan.kept.iter().any(Option::is_some);
+    let most = some.then(|| plan.most_common(tensors)).flatten();
+    most.unwrap_or_else(|| options.quant())
 }
 
 /// Adds the type and the source to the header.

@@ -5,7 +5,7 @@ use super::payload::{Payload, Section};
 use super::planes::{Planes, Repack, blocks};
 use super::spec::{Encode, Shapes, Spec, Tail};
 use crate::error::Result;
-use cmf_kernels_ref::dtype::gguf::{self, Block, Scale, types};
+use cmf_kernels_ref::dtype::gguf::{self, Block, Levels, Scale, types};
 use half::f16;
 
 /// The rows of the type table: number in GGUF, bits of a code, device layout, and the function that writes its codes.
@@ -36,7 +36,6 @@ macro_rules! blocks {
             random: Some(|payload, _, deviation, random| fill_random(&types::$name, payload, deviation, random)),
         };)*
 
-        #[cfg(test)]
         const ALL: &[(&Spec, &Block)] = &[$((&$name, &types::$name)),*];
     };
 }
@@ -59,6 +58,15 @@ blocks! {
     MXFP4: 39, 4, Mxfp4, codes;
     PQ2_0: 142, 2, Pq2, codes;
     PTQ1_0: 143, 2, Pq2, codes;
+}
+
+/// The block of the type with this number, if its weights are integers times the f16 at the given byte of it.
+pub fn plain_scale(number: Option<u32>) -> Option<(&'static Block, usize)> {
+    let (_, block) = ALL.iter().find(|(spec, _)| spec.gguf == number)?;
+    match (block.scale, block.levels, block.steps) {
+        (Scale::Half(at), Levels::Linear(_) | Levels::Signed, None) => Some((block, at)),
+        _ => None,
+    }
 }
 
 /// Errors: `NonFinite` with row and block for a scale that is not a finite number.

@@ -4,7 +4,9 @@
 //! its rows become device planes. Nothing here knows a model or a device. The encodings are those of the container format's
 //! section 3.1, and the block types of GGUF.
 
+mod codes;
 pub mod encode;
+pub mod exact;
 mod float;
 mod gguf;
 mod order;

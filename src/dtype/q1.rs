@@ -4,6 +4,7 @@
 //! value}`. q1t is `[f16][7 bytes of base-3 digits]` per group with the values 0 and ±scale, then `[u32 row_ptr: rows+1]` and
 //! the overlay by row as `{u16 col, f16 value}`.
 
+use super::codes::{Codes, Row};
 use super::payload::{GROUP, Payload, Section, fill_halves, row_table, slice, tile_scales, u32_at};
 use super::planes::{Contents, Overlay, Planes, Repack, pack};
 use super::quantise::levels::{Group, extreme};
@@ -19,7 +20,7 @@ const SIGNS: usize = 6;
 const TRITS: usize = 9;
 /// Bytes of an overlay entry of q1s and of q1t.
 const FLAT_ENTRY: usize = 6;
-const ROW_ENTRY: usize = 4;
+pub(super) const ROW_ENTRY: usize = 4;
 /// Columns that a u16 can number: those of q1t in a file, and those of any overlay on a device.
 const MAX_COLS: usize = 1 << 16;
 
@@ -365,6 +366,46 @@ fn trit_tile(group: &Group, outliers: Outliers) -> (f16, [u8; 7]) {
         Some(&magnitude) if scale > f16::ZERO && magnitude > scale.to_f32() / 2.0 => 1 + u8::from(group[k] < 0.0),
         _ => 0,
     };
+    (scale, digits(digit))
+}
+
+/// The bytes of a group whose weight k has the digit `digit(k)`.
+fn digits(digit: impl Fn(usize) -> u8) -> [u8; TRITS - 2] {
     let byte = |at: usize| (0..5).rev().fold(0, |byte, j| byte * 3 + digit(5 * at + j));
-    (scale, std::array::from_fn(byte))
+    std::array::from_fn(byte)
+}
+
+/// Appends a group of q1t that begins with column `col`: codes −1, 0 and 1 as digits, others in the overlay.
+///
+/// Errors: `UnsupportedTensorType` for an overlay value that f16 cannot hold, and for columns that the overlay cannot number.
+pub(super) fn put_trits(group: &Codes, _bits: u8, col: usize, row: &mut Row) -> Result<()> {
+    for (k, &code) in group
+        .codes
+        .iter()
+        .enumerate()
+        .filter(|(_, code)| !(-1..=1).contains(*code))
+    {
+        let value = f16::from_f32(f32::from(code) * group.scale.to_f32());
+        let Some(col) = u16::try_from(col + k)
+            .ok()
+            .filter(|_| value / group.scale == f16::from_f32(code.into()))
+        else {
+            bail!(
+                UnsupportedTensorType,
+                "column {}: q1t cannot hold {code} times {}",
+                col + k,
+                group.scale
+            );
+        };
+        row.overlay.extend(col.to_le_bytes());
+        row.overlay.extend(value.to_le_bytes());
+    }
+    let digit = |k: usize| match group.codes.get(k) {
+        Some(1) => 1,
+        Some(-1) => 2,
+        _ => 0,
+    };
+    row.packed.extend(group.scale.to_le_bytes());
+    row.packed.extend(digits(digit));
+    Ok(())
 }

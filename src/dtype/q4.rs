@@ -4,6 +4,7 @@
 //! zeros. q4_tiled is `[f16][16 bytes]` per group. Element 2k of a group is the low nibble of byte k, element 2k+1 the high
 //! one.
 
+use super::codes::{Codes, Row, unsigned};
 use super::payload::{GROUP, Section, fill_halves, tile_scales};
 use super::planes::{Contents, Planes, Repack};
 use super::quantise::Weights;
@@ -118,6 +119,23 @@ fn encode_tiled(weights: &Weights, payload: &mut [u8]) -> Result<()> {
 
 /// The 16 bytes of a group's codes.
 pub fn pack(group: &Group, scale: f32) -> [u8; GROUP / 2] {
-    let codes = Levels::FOUR_BIT.codes(group, scale);
+    nibbles(&Levels::FOUR_BIT.codes(group, scale))
+}
+
+fn nibbles(codes: &[u8; GROUP]) -> [u8; GROUP / 2] {
     std::array::from_fn(|k| codes[2 * k] | codes[2 * k + 1] << 4)
+}
+
+/// Appends a group of q4_tiled. Errors: `UnsupportedTensorType` for codes outside of −8 to 7.
+pub(super) fn put_tile(group: &Codes, _bits: u8, _col: usize, row: &mut Row) -> Result<()> {
+    row.packed.extend(group.scale.to_le_bytes());
+    row.packed.extend(nibbles(&unsigned(&group.codes, 8, 4)?));
+    Ok(())
+}
+
+/// Appends a group of q4_block. Errors: as [`put_tile`].
+pub(super) fn put_block(group: &Codes, _bits: u8, _col: usize, row: &mut Row) -> Result<()> {
+    row.scales.extend(group.scale.to_le_bytes());
+    row.packed.extend(nibbles(&unsigned(&group.codes, 8, 4)?));
+    Ok(())
 }

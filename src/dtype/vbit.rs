@@ -3,6 +3,7 @@
 //! `[u8 bits: rows][f16 scales: rows·groups]`, in vbit_ro then `[u32 row_offsets: rows+1]`, then the packed rows, most
 //! significant bits first.
 
+use super::codes::{Codes, Row, unsigned};
 use super::payload::{GROUP, Payload, Section, row_table, slice, u32_at};
 use super::planes::{Contents, Planes, Repack, Widths};
 use super::quantise::levels::Levels;
@@ -202,6 +203,19 @@ fn encode(weights: &Weights, settings: &Settings, table: bool) -> Result<Vec<u8>
         },
     )?;
     Ok(payload)
+}
+
+/// Appends a group of codes of `bits` bits. Errors: `UnsupportedTensorType` for a code that they do not hold.
+pub(super) fn put(group: &Codes, bits: u8, _col: usize, row: &mut Row) -> Result<()> {
+    if !WIDTHS.contains(&bits) {
+        bail!(UnsupportedTensorType, "a width of {bits} bits");
+    }
+    let (width, start) = (usize::from(bits), row.packed.len());
+    let codes = unsigned(&group.codes, (1 << (bits - 1)) - 1, bits.into())?;
+    row.scales.extend(group.scale.to_le_bytes());
+    row.packed.resize(start + width * 4, 0);
+    pack(&codes, width, &mut row.packed[start..]);
+    Ok(())
 }
 
 /// Codes of `width` bits, most significant bit first: eight of them fill `width` bytes.

@@ -4,10 +4,11 @@
 
 use super::gathered::Gathered;
 use super::stacked::StackedProjections;
-use crate::dtype::{Dtype, Order, RowOrder, TiledHeads};
+use crate::dtype::{Dtype, Order, RowDecoder, RowOrder, TiledHeads};
 use crate::error::{Error, Result, bail, error};
 use crate::format::cmf::CmfContainer;
 use crate::format::{MappedFile, TensorId, check_hash};
+use cmf_kernels_ref::op::hadamard::rotate_back;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -47,6 +48,30 @@ enum Applied {
     NegativeExponential,
 }
 
+/// The rotation of the rows that a source holds.
+#[derive(Clone)]
+struct Rotated {
+    signs: Arc<[f32]>,
+    block: usize,
+}
+
+/// What a reader reads of the payload.
+#[derive(Clone, Copy, PartialEq)]
+enum Content {
+    Values,
+    /// The scale of each value.
+    Scales,
+}
+
+impl Content {
+    fn decoder(self, dtype: Dtype, bytes: &[u8], rows: usize, cols: usize) -> Result<Box<dyn RowDecoder + '_>> {
+        match self {
+            Content::Values => dtype.decoder(bytes, rows, cols),
+            Content::Scales => dtype.scale_decoder(bytes, rows, cols),
+        }
+    }
+}
+
 /// One tensor of a source.
 pub struct Matrix {
     /// Row-major shape.
@@ -60,6 +85,8 @@ pub struct Matrix {
     order: Order,
     stacked: Option<Box<Stacked>>,
     applied: Applied,
+    /// The rotation that is undone when values are read.
+    rotated: Option<Rotated>,
 }
 
 /// Writes the rows from the given one on to a slice, as many as fit.
@@ -75,6 +102,7 @@ impl Matrix {
             order: Order::default(),
             stacked: None,
             applied: Applied::Identity,
+            rotated: None,
         }
     }
 
@@ -155,7 +183,7 @@ impl Matrix {
 
     /// The type of the payload and the order of its rows and columns, if the values of the tensor are those of the payload.
     pub fn stored(&self) -> Option<(Dtype, Order)> {
-        let as_it_is = self.stacked.is_none() && self.applied == Applied::Identity;
+        let as_it_is = self.stacked.is_none() && self.applied == Applied::Identity && self.rotated.is_none();
         self.dtype
             .as_ref()
             .ok()
@@ -235,6 +263,23 @@ impl Matrix {
         Ok(self)
     }
 
+    /// The same tensor without its rotation: the source holds rows W' that mean (W'·H) ⊙ s, in blocks of `block` elements of
+    /// its own order. Errors: `UnsupportedFeature` for rows that are no whole blocks, and for a tensor of two in the source.
+    pub fn unrotated(mut self, signs: Vec<f32>, block: usize) -> Result<Matrix> {
+        let (_, cols) = self.rows_cols();
+        if self.stacked.is_some() || signs.len() != cols || !block.is_power_of_two() || !cols.is_multiple_of(block) {
+            bail!(UnsupportedFeature, "rotation of {cols} columns in blocks of {block}");
+        }
+        let signs = signs.into();
+        self.rotated = Some(Rotated { signs, block });
+        Ok(self)
+    }
+
+    /// Whether the columns are heads in another order than that of the container.
+    pub fn has_tiled_columns(&self) -> bool {
+        self.order.cols.is_some()
+    }
+
     /// A vector as a matrix of one row; matrices are unchanged.
     pub fn one_row(mut self) -> Matrix {
         if self.shape.len() == 1 {
@@ -247,7 +292,7 @@ impl Matrix {
     ///
     /// Errors: `Bounds` when there are not so many, `UnsupportedTensorType` for a tensor whose rows cannot be separated.
     pub fn rows(&self, first: usize, rows: usize) -> Result<Matrix> {
-        let in_order = self.order.is_same() && self.stacked.is_none();
+        let in_order = self.order.is_same() && self.stacked.is_none() && self.rotated.is_none();
         if !in_order || self.applied == Applied::NegativeExponential {
             bail!(UnsupportedTensorType, "rows of a reordered tensor cannot be separated");
         }
@@ -298,9 +343,30 @@ impl Matrix {
     /// The payload in the container, if it is one of `dtype` already. Errors: as [`Matrix::bytes`].
     pub fn copied(&self, dtype: Dtype) -> Result<Option<&[u8]>> {
         match (&self.origin, &self.dtype) {
-            (Origin::Container(container, id), Ok(stored)) if *stored == dtype => container.bytes(*id).map(Some),
+            (Origin::Container(container, id), Ok(stored)) if *stored == dtype && self.rotated.is_none() => {
+                container.bytes(*id).map(Some)
+            }
             _ => Ok(None),
         }
+    }
+
+    /// The type, if it has fewer than 16 bits: then the source's weights are quantised. Of stacked tensors, that of the first.
+    pub fn quantised(&self) -> Option<Dtype> {
+        self.dtype.as_ref().ok().copied().filter(|dtype| dtype.code_bits() < 16)
+    }
+
+    /// Whether the tensor is one of a container.
+    pub fn is_contained(&self) -> bool {
+        matches!(self.origin, Origin::Container(..))
+    }
+
+    /// Bytes in the source. Errors: as [`Matrix::bytes`].
+    pub fn source_bytes(&self) -> Result<usize> {
+        let lower = self
+            .stacked
+            .as_ref()
+            .map_or(Ok(0), |stacked| stacked.lower.source_bytes())?;
+        Ok(self.bytes()?.len().saturating_add(lower))
     }
 
     /// Gives the mapped pages back: the bytes are not needed any more.
@@ -318,14 +384,50 @@ impl Matrix {
     /// A reader of rows in the container's order. Errors, also those of the reader: `Bounds` when bytes and shape do not fit,
     /// `Parse` for a malformed payload.
     pub fn reader(&self) -> Result<Reader<'_>> {
+        self.ordered_reader(Content::Values)
+    }
+
+    /// A reader of the scale of each weight, in the same order; `None` unless every weight is an integer times the f16 scale of
+    /// its block. Errors: as [`Matrix::reader`].
+    pub fn scales(&self) -> Result<Option<Reader<'_>>> {
+        match self.has_scales() {
+            true => self.ordered_reader(Content::Scales).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn has_scales(&self) -> bool {
+        let own = self.stored_dtype().is_some_and(Dtype::has_block_scales);
+        let same =
+            |stacked: &Stacked| stacked.lower.has_scales() && stacked.lower.stored_dtype() == self.stored_dtype();
+        own && self.stacked.as_deref().is_none_or(same)
+    }
+
+    /// The type of the payload, if its values are those of the rows.
+    fn stored_dtype(&self) -> Option<Dtype> {
+        let plain = self.applied == Applied::Identity && self.rotated.is_none();
+        self.dtype.as_ref().ok().copied().filter(|_| plain)
+    }
+
+    fn ordered_reader(&self, content: Content) -> Result<Reader<'_>> {
         let (rows, cols) = self.rows_cols();
-        let stored = undo(self.stored_reader(rows, cols)?, self.applied);
+        let mut stored = self.stored_reader(content, rows, cols)?;
+        if content == Content::Values {
+            stored = undo(stored, self.applied);
+            if let Some(rotated) = &self.rotated {
+                stored = rotated_back(stored, cols, rotated);
+            }
+        }
         let stored = match self.order.cols {
             Some(heads) => in_col_order(stored, cols, heads),
             None => stored,
         };
         if let Some(stacked) = &self.stacked {
-            let (lower, upper_rows, projections) = (stacked.lower.reader()?, stacked.upper_rows, stacked.projections);
+            let (lower, upper_rows, projections) = (
+                stacked.lower.ordered_reader(content)?,
+                stacked.upper_rows,
+                stacked.projections,
+            );
             return Ok(Box::new(move |first, out| {
                 let mut rows = out.chunks_exact_mut(cols.max(1)).enumerate();
                 rows.try_for_each(|(row, out)| {
@@ -365,7 +467,7 @@ impl Matrix {
     }
 
     /// A reader of the values and the order that the source holds.
-    fn stored_reader(&self, rows: usize, cols: usize) -> Result<Reader<'_>> {
+    fn stored_reader(&self, content: Content, rows: usize, cols: usize) -> Result<Reader<'_>> {
         // Of stacked projections, these are the rows of the first tensor.
         let rows = self.stacked.as_ref().map_or(rows, |stacked| stacked.upper_rows);
         let dtype = self.dtype()?;
@@ -373,13 +475,13 @@ impl Matrix {
             return Ok(Box::new(move |first, out| {
                 let count = out.len() / cols.max(1);
                 let bytes = gathered.rows(first, count)?;
-                let decoder = dtype.decoder(&bytes, count, cols)?;
+                let decoder = content.decoder(dtype, &bytes, count, cols)?;
                 let rows = out.chunks_exact_mut(cols.max(1)).enumerate();
                 rows.for_each(|(row, out)| decoder.row(row, out));
                 Ok(())
             }));
         }
-        let decoder = dtype.decoder(self.mapped()?, rows, cols)?;
+        let decoder = content.decoder(dtype, self.mapped()?, rows, cols)?;
         Ok(Box::new(move |first, out| {
             let wanted = out.len() / cols.max(1);
             if first.checked_add(wanted).is_none_or(|last| last > rows) {
@@ -421,6 +523,21 @@ fn undo(stored: Reader, applied: Applied) -> Reader {
             Applied::Identity => {}
             Applied::Plus(excess) => out.iter_mut().for_each(|value| *value -= excess),
             Applied::NegativeExponential => out.iter_mut().for_each(|value| *value = (-*value).ln()),
+        }
+        Ok(())
+    })
+}
+
+/// Reads rows in f64 before they were rotated.
+fn rotated_back<'a>(stored: Reader<'a>, cols: usize, rotated: &'a Rotated) -> Reader<'a> {
+    Box::new(move |first, out| {
+        stored(first, out)?;
+        for row in out.chunks_exact_mut(cols.max(1)) {
+            let wide: Vec<f64> = row.iter().map(|&value| value.into()).collect();
+            let plain = rotate_back(&wide, &rotated.signs, rotated.block);
+            row.iter_mut()
+                .zip(plain)
+                .for_each(|(value, plain)| *value = plain as f32);
         }
         Ok(())
     })

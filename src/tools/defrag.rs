@@ -20,10 +20,17 @@ use std::path::Path;
 ///
 /// Errors: `Usage` for an unknown task, a layer without active neurons, or a mask as above; `UnsupportedModel` if neurons of
 /// experts are masked or no layer has a dense FFN; `SkillFile` for a skill file; `MissingTensor` and `Parse` for a skill that
-/// does not match the model; `UnsupportedTensorType` for values that a type cannot hold; `HashMismatch` for damage; `Io`.
+/// does not match the model; `UnsupportedFeature` for rotated matrices; `UnsupportedTensorType` for values that a type cannot
+/// hold; `HashMismatch` for damage; `Io`.
 pub fn defrag(model: &Path, task: &str, ffn_only: bool, out: &Path, progress: Progress) -> Result<Written> {
     let model = CmfContainer::open(model)?;
     cut::check(&model)?;
+    if model.header().arch.prism_hadamard.is_some() {
+        bail!(
+            UnsupportedFeature,
+            "the matrices are rotated, which mixes neurons; convert the model with a type for all matrices first"
+        );
+    }
     let Some(masks) = model.masks() else {
         bail!(Usage, "the model has no masks");
     };

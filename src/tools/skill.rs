@@ -59,6 +59,13 @@ pub fn add(model: &Path, src: &Path, new: &New, progress: Progress) -> Result<Wr
     let backbone = SkillView::new(&base, base.skills(), None)?;
     let changed = SkillView::new(&source, source.skills(), None)?;
     same_network(&backbone, &changed)?;
+    if base.header().arch.prism_hadamard != source.header().arch.prism_hadamard {
+        bail!(
+            UnsupportedFeature,
+            "{}: its matrices are not rotated as those of the model",
+            src.display()
+        );
+    }
 
     let mut file = Appender::open(&base.shard_paths()[0])?;
     let mut work = Work::new(changed.infos().iter().map(|info| info.nbytes).sum(), progress);
@@ -428,7 +435,10 @@ fn open_source(model: &Path, src: &Path, progress: Progress) -> Result<(CmfConta
         .tempdir_in(parent.unwrap_or(Path::new(".")))
         .map_err(|err| Error::io(model, &err))?;
     let out = dir.path().join("source.cmf");
-    let report = convert(src, &out, &Options::new(Dtype::F32), &mut |_| progress(0, 1))?;
+    // Rotated matrices stay in their basis.
+    let mut options = Options::keeping();
+    options.overrides.push(("*".into(), Dtype::F32));
+    let report = convert(src, &out, &options, &mut |_| progress(0, 1))?;
     Ok((CmfContainer::open(&out)?, Some((dir, report.dropped))))
 }
 

@@ -80,3 +80,47 @@ fn what_only_cmf_files_have_is_refused_by_name() {
     run(&["run", dir, "--task", "x", "-p", "a"]).fails(2, "Usage");
     run(&["run", dir, "--skill", "x", "-p", "a"]).fails(2, "Usage");
 }
+
+/// Without a type, `convert` keeps what it can. What is quantised again or loses its rotation is announced.
+#[test]
+fn convert_says_what_it_keeps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (kept, plain, again) = (path("kept.cmf"), path("plain.cmf"), path("again.cmf"));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/ternary/dense-pq2_0.gguf");
+
+    let ran = run(&["convert", source, "-o", &kept, "--json"]);
+    let report = ran.json();
+    assert!(report["kept"]["tensors"].as_u64() > Some(10), "{report}");
+    assert_eq!(
+        (&report["quantised_again"]["tensors"], &report["unrotated"]["tensors"]),
+        (&json!(0), &json!(0))
+    );
+    assert!(
+        ran.stderr.contains("kept exactly: ") && !ran.stderr.contains("WARNING"),
+        "{}",
+        ran.stderr
+    );
+    let info = run(&["info", &kept, "--json"]).json();
+    assert!(
+        info["bytes_by_dtype"].as_object().unwrap().contains_key("q1t"),
+        "{info}"
+    );
+
+    let ran = run(&["convert", source, "-o", &plain, "--quant", "q8", "--json"]);
+    let report = ran.json();
+    assert!(ran.stderr.contains("WARNING: un-rotated: lossy: "), "{}", ran.stderr);
+    assert!(report["unrotated"]["relative_error"].as_f64() > Some(0.001), "{report}");
+    assert_eq!(report["kept"]["tensors"], 0);
+
+    let ran = run(&["convert", &plain, "-o", &again, "--quant", "q4tp", "--json"]);
+    let report = ran.json();
+    assert!(ran.stderr.contains("WARNING: quantised again: "), "{}", ran.stderr);
+    assert!(
+        report["quantised_again"]["relative_error"].as_f64() > Some(0.01),
+        "{report}"
+    );
+    let tokens = ["--prompt-tokens", "1,2,3", "--greedy", "-n", "4", "-c", "64", "--json"];
+    let answer = |model: &str| run(&[&["run", model], &tokens[..]].concat()).json()["tokens"].clone();
+    assert_eq!(answer(source), answer(&kept));
+}

@@ -7,6 +7,7 @@ mod gguf;
 #[path = "../golden/mod.rs"]
 mod golden;
 mod huggingface;
+mod keep;
 mod malformed;
 mod next;
 mod recurrent;

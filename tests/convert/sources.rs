@@ -42,6 +42,18 @@ pub fn logits(source: ModelSource, tokens: &[u32], on_device: bool) -> Vec<Vec<f
     all
 }
 
+/// The most probable token after each token.
+pub fn best_after(source: &ModelSource, tokens: &[u32], on_device: bool) -> Vec<u32> {
+    let best = |logits: Vec<f32>| {
+        let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        best.unwrap().0 as u32
+    };
+    logits(source.clone(), tokens, on_device)
+        .into_iter()
+        .map(best)
+        .collect()
+}
+
 /// The tokens of a recorded prompt.
 fn prompt(model: &str) -> Vec<u32> {
     let tokens = described(model)["prompts"][1]["prompt"].as_array().unwrap().clone();
@@ -100,7 +112,7 @@ fn as_f32(source: &ModelSource) -> ModelSource {
 }
 
 /// Writes a file whose matrices are of a type, as `encode` makes them from f32.
-fn write(mut file: Gguf, kind: u32, encode: impl Fn(&[f32]) -> Vec<u8>, path: &Path) {
+pub fn write(mut file: Gguf, kind: u32, encode: impl Fn(&[f32]) -> Vec<u8>, path: &Path) {
     for Block {
         dims,
         kind: old,
@@ -137,7 +149,7 @@ fn brains(values: &[f32]) -> Vec<u8> {
 }
 
 /// Blocks of an f16 scale and 32 signed bytes.
-fn bytes(values: &[f32]) -> Vec<u8> {
+pub fn bytes(values: &[f32]) -> Vec<u8> {
     let block = |values: &[f32]| {
         let top = values.iter().fold(0f32, |top, value| top.max(value.abs()));
         let scale = half::f16::from_f32(top / 127.0);
@@ -149,7 +161,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 }
 
 /// The golden models as GGUF files, those with experts and recurrences included.
-fn as_gguf(model: &str) -> Gguf {
+pub fn as_gguf(model: &str) -> Gguf {
     match model {
         "qwen3_5" => crate::recurrent::gguf(),
         "qwen3_next" => crate::next::gguf_of(&source_values(model), crate::next::GOLDEN, crate::next::Form::Parts),
@@ -358,7 +370,7 @@ fn an_incomplete_rotation_is_refused() {
 }
 
 /// A small network with random weights, whose matrices are all of one type of 256 columns.
-fn random_model(dtype: Dtype) -> Gguf {
+pub fn random_model(dtype: Dtype) -> Gguf {
     let mut file = Gguf::new();
     file.set("general.architecture", Meta::Str("llama".into()));
     for (key, value) in [
