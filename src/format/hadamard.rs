@@ -12,8 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const TRANSFORM: &str = "normalized-sylvester-walsh-hadamard";
 /// The only axis that is defined.
 pub const AXIS: &str = "input-last-dimension";
-/// The largest block that kernels transform.
-const MAX_BLOCK: u64 = crate::op::HADAMARD_TILE as u64;
 
 /// Which matrices are rotated, and how.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -115,13 +113,13 @@ impl Hadamard {
     /// A rotation in blocks of `block` elements. `signs`: the widths, and the signs of all of them one after the other; `None`:
     /// all signs are 1.
     ///
-    /// Errors: `UnsupportedFeature` for a block that is not a power of two of at most 4096; `Parse` for widths and values
+    /// Errors: `UnsupportedFeature` for a block that is not a power of two; `Parse` for widths and values
     /// that do not belong together.
     pub fn new(block: u64, signs: Option<(&[i64], &[f32])>) -> Result<Hadamard> {
-        if !block.is_power_of_two() || block > MAX_BLOCK {
+        if !block.is_power_of_two() {
             bail!(
                 UnsupportedFeature,
-                "Hadamard blocks of {block}, expected a power of two of at most {MAX_BLOCK}"
+                "Hadamard blocks of {block} elements, expected a power of two"
             );
         }
         let signs = signs.map(|(widths, values)| signs_of(widths, values)).transpose()?;

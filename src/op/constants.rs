@@ -1,7 +1,6 @@
 //! Constants that Rust and WGSL share. Every shader contains all of them; unused ones are removed when it is compiled.
 
 pub use super::grid::{GRID_WIDTH, KV_PAGE};
-pub use super::hadamard::HADAMARD_TILE;
 
 /// Largest number of tokens in one run of the decoding kernels.
 pub const MAX_WIDTH: u32 = 8;
@@ -9,6 +8,8 @@ pub const MAX_WIDTH: u32 = 8;
 pub const CHUNK_TOKENS: u32 = 4;
 /// Largest number of entries in a tile of tokens grouped by expert.
 pub const EXPERT_TILE: u32 = 8;
+/// Elements that a workgroup of the Hadamard transform computes: also the largest block.
+pub const HADAMARD_TILE: u32 = 4096;
 /// Largest number of experts in a layer.
 pub const MAX_EXPERTS: u32 = 512;
 /// Largest number of experts that a token takes.

@@ -1,10 +1,8 @@
 //! The blockwise Walsh-Hadamard transform with signs, for weights that are stored in a rotated basis.
 
+use super::constants::HADAMARD_TILE;
 use super::define::*;
 use cmf_kernels_ref::op::hadamard::{rotate, rotate_back};
-
-/// Elements that a workgroup transforms: also the largest block.
-pub const HADAMARD_TILE: u32 = 4096;
 
 operator! {
     hadamard

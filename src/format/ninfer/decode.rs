@@ -1,8 +1,8 @@
 //! Values of tensors, in f32, row by row.
 
+use super::directory::{Object, Tensor};
 use super::format::{Coding, Format, fp8_scales_at, nvfp4_scales_at};
 use super::row_split::RowSplit;
-use super::{Object, Tensor};
 use crate::error::{Error, Kind, Result, bail};
 use cmf_kernels_ref::dtype::gguf::types::{PQ2_0, PTQ1_0};
 use half::{bf16, f16};

@@ -1,6 +1,8 @@
 //! Writing a file, under a temporary name that is renamed at the end.
 
-use super::{Identity, MAGIC, PAYLOAD_ALIGNMENT, PREFIX, RESOURCE_ENCODING, TENSOR_ALIGNMENT, Tensor, VERSION};
+use super::directory::{
+    Identity, MAGIC, PAYLOAD_ALIGNMENT, PREFIX, RESOURCE_ENCODING, TENSOR_ALIGNMENT, Tensor, VERSION,
+};
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::output::{publish, target, temporary_beside};
 use serde_json::json;

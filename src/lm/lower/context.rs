@@ -1,13 +1,13 @@
 //! The state of a lowering, which emits the steps of decode and prefill side by side.
 
 use super::builder::Builder;
-use super::rotation::RotationBuffers;
 use crate::graph::{Condition, Masked, Segment, Step, SwitchId};
 use crate::lm::masks::Masking;
 use crate::lm::plan::RunBuffers;
 use crate::model::Model;
 use crate::op::{Bind, Bound, BufferId, MatrixId, Op, VectorId};
 use crate::source::TensorId;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Which of the two programs a step belongs to.
@@ -158,6 +158,14 @@ pub(super) struct MoeScratch {
     pub expert_y: BufferId,
     /// Outputs of the shared expert for a chunk.
     pub shared_y: BufferId,
+}
+
+/// Buffers for rotated inputs.
+pub(super) struct RotationBuffers {
+    /// Inputs of decode and prefill.
+    pub rotated: [BufferId; 2],
+    /// Signs by width.
+    pub signs: BTreeMap<usize, BufferId>,
 }
 
 pub(super) struct Lowering<'a> {

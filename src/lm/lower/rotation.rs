@@ -5,28 +5,27 @@
 //! columns.
 
 use super::builder::Builder;
-use super::context::{Lowering, Phase, vectors_of};
+use super::context::{Lowering, Phase, RotationBuffers, vectors_of};
 use crate::error::{Result, bail};
 use crate::graph::Fill;
 use crate::model::Model;
-use crate::op::{self, Bind, BufferId};
+use crate::op::{self, Bind, BufferId, HADAMARD_TILE};
 use crate::source::TensorId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Buffers for rotated inputs.
-pub(super) struct RotationBuffers {
-    /// Inputs of decode and prefill.
-    rotated: [BufferId; 2],
-    /// Signs by width.
-    signs: BTreeMap<usize, BufferId>,
-}
 
 /// The buffers; `None` for a network without rotated weights.
 pub(super) fn buffers(b: &mut Builder, model: &Model) -> Result<Option<RotationBuffers>> {
     let Some(rotation) = &model.rotation else {
         return Ok(None);
     };
+    let (block, most) = (rotation.block, HADAMARD_TILE as usize);
+    if block > most {
+        bail!(
+            UnsupportedFeature,
+            "Hadamard blocks of {block} elements, expected at most {most}"
+        );
+    }
     let mut signs = BTreeMap::new();
     for (&width, values) in &rotation.signs {
         // Rows of all widths share a buffer, and the steps write no padding.
