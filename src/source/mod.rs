@@ -13,6 +13,7 @@ mod tensors;
 mod verify;
 
 pub use crate::format::cmf::{Mask, MaskAxis, MaskShape, Masks, NO_TASK, Selection, Skill};
+pub use crate::format::hadamard::Hadamard;
 pub use crate::format::{
     Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, TensorId, TensorInfo, Yarn, hash64,
 };

@@ -2,8 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Result, bail};
-use crate::format::hadamard::Hadamard;
-use crate::source::Arch;
+use crate::source::{Arch, Hadamard};
 use serde_json::{Value, json};
 
 const EMBED: &str = "model.embed_tokens.weight";

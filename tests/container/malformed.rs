@@ -106,6 +106,16 @@ fn foreign_and_short_files() {
 }
 
 #[test]
+fn a_rotation_by_its_feature_bit_only() {
+    check(vec![case(
+        "bit 7",
+        changed(|raw| raw.features |= 1 << 7),
+        Parse,
+        "feature bit 7 (PRISM_HADAMARD) occur only together",
+    )]);
+}
+
+#[test]
 fn envelope() {
     let len = sample().build().len() as u64;
     let data_off = sample().head_and_blob().0.len() as u64;
@@ -209,12 +219,6 @@ fn envelope() {
             says,
         ));
     }
-    cases.push(case(
-        "a rotation by its bit only",
-        changed(|raw| raw.features |= 1 << 7),
-        Parse,
-        "feature bit 7 (PRISM_HADAMARD) occur only together",
-    ));
     // The index is the last section, of 8 bytes.
     cases.push(case("one byte past the end", word(0x68, 9), Bounds, "index section"));
     cases.push(case(
