@@ -14,7 +14,7 @@ pub const ENVIRONMENT: &str = "CMF_GPU_MODEL";
 /// The model, by position or by flag.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// A .cmf or .gguf file, any one of the files if the model has several, or a Hugging Face directory
+    /// A .cmf, .gguf or .ninfer file, any one of the files if the model has several, or a Hugging Face directory
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -56,7 +56,7 @@ impl ModelArgs {
 /// The model and a text: both by position, or only the text when the model comes from the flag or the environment.
 #[derive(Args)]
 pub struct ModelAndText {
-    /// A .cmf or .gguf file or a Hugging Face directory; left out with -m
+    /// A .cmf, .gguf or .ninfer file or a Hugging Face directory; left out with -m
     #[arg(value_name = "MODEL", required = true)]
     first: Option<OsString>,
     /// The text, or the token ids

@@ -18,7 +18,7 @@ mod rotation;
 mod router_stats;
 mod write;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::cmf::WrittenFiles;
 use crate::import::{self, Format};
 use model::Model;
@@ -65,6 +65,22 @@ pub fn convert_to(
         Format::Ninfer => Model::imported(import::ninfer(src)?)?,
         Format::Cmf => requant::open(src)?,
     };
-    let target = target.keeping(model.files.iter().map(PathBuf::as_path))?;
+    let files = model.files.iter().cloned().chain(described_by(src)?);
+    let files: Vec<PathBuf> = files.collect();
+    let target = target.keeping(files.iter().map(PathBuf::as_path))?;
     write::write(model, src, target, options, progress)
+}
+
+/// The files of a directory that describe its model beside the weights: configuration, tokenizer, template. Errors: `Io`.
+fn described_by(src: &Path) -> Result<Vec<PathBuf>> {
+    if !src.is_dir() {
+        return Ok(Vec::new());
+    }
+    let io = |err: std::io::Error| Error::io(src, &err);
+    let entries = std::fs::read_dir(src)
+        .map_err(io)?
+        .map(|entry| Ok(entry.map_err(io)?.path()));
+    let describes = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "json" || kind == "jinja");
+    let paths = entries.collect::<Result<Vec<_>>>()?;
+    Ok(paths.into_iter().filter(describes).collect())
 }

@@ -442,3 +442,21 @@ fn every_type_of_a_gguf_file_runs() {
         }
     }
 }
+
+#[test]
+fn a_conversion_replaces_no_file_that_describes_its_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    let source = fixture("qwen3");
+    for file in std::fs::read_dir(&source).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let before = std::fs::read(&config).unwrap();
+    let err = run(dir.path(), &config, Dtype::F16).map(|_| ()).unwrap_err();
+    assert!(
+        err.kind == Kind::Usage && err.message.contains("would replace an input"),
+        "{err}"
+    );
+    assert_eq!(std::fs::read(&config).unwrap(), before);
+}

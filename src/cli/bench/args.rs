@@ -27,7 +27,7 @@ pub struct Args {
     /// Tokens to generate; 0 leaves the row out
     #[arg(short = 'n', long, default_value_t = 128, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub n_gen: usize,
-    /// Random weights of this shape instead of a model: smollm2-135m, llama-8b, qwen3-8b, qwen3-30b-a3b, qwen3.5-27b or
+    /// Random weights of this shape instead of a model: smollm2-135m, llama-8b, qwen3-8b, qwen3-30b-a3b, qwen3.5-27b, bonsai-27b or
     /// qwen3.5-35b-a3b
     #[arg(long, value_name = "SPEC")]
     synthetic: Option<String>,
