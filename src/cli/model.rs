@@ -130,10 +130,17 @@ fn require_cmf(path: &Path) -> Result<()> {
 /// The error of opening a model, for a missing file with a hint.
 pub fn hinted(err: Error, path: &Path) -> Error {
     match err.kind {
-        // A directory with a configuration and no other model is one that lacks something.
-        Kind::Io if !path.join(CONFIG).is_file() || !models_in(path).is_empty() => hint(path).err().unwrap_or(err),
+        // A directory with a configuration or weights and no other model is one that lacks something.
+        Kind::Io if !is_hugging_face(path) || !models_in(path).is_empty() => hint(path).err().unwrap_or(err),
         _ => err,
     }
+}
+
+/// Whether a directory has any file of a Hugging Face model.
+fn is_hugging_face(path: &Path) -> bool {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let has = |name: &Path| name == Path::new(CONFIG) || name.extension().is_some_and(|kind| kind == "safetensors");
+    entries.into_iter().any(|entry| has(Path::new(&entry.file_name())))
 }
 
 /// Errors: `Io` for a directory or a missing file, with a hint; `UnsupportedFeature` for a model in another format than CMF.
@@ -170,7 +177,7 @@ fn not_a_model(path: &Path, problem: &str, dir: &Path) -> Error {
     let mut models = models_in(dir);
     let dir = dir.display();
     let hint = match models.len() {
-        0 => format!("there is no .cmf or .gguf file in {dir}"),
+        0 => format!("there is no .cmf, .gguf or .ninfer file in {dir}"),
         count => {
             models.truncate(HINTS);
             let more = if count > HINTS { ", ..." } else { "" };
@@ -193,7 +200,10 @@ fn models_in(dir: &Path) -> Vec<String> {
 
 /// Whether a name belongs to a model in one file, or to the first of several files.
 fn is_whole_or_first(name: &str) -> bool {
-    let Some(stem) = name.strip_suffix(".cmf").or_else(|| name.strip_suffix(".gguf")) else {
+    let Some(stem) = [".cmf", ".gguf", ".ninfer"]
+        .iter()
+        .find_map(|kind| name.strip_suffix(kind))
+    else {
         return false;
     };
     let number = |text: &str| text.parse::<u32>().ok();
@@ -210,7 +220,14 @@ mod tests {
 
     #[test]
     fn only_the_first_file_of_a_sharded_model_is_offered() {
-        let whole = ["m.cmf", "m.gguf", "m-of-2.cmf", "best-of-breed.cmf", "a-b-of-3.cmf"];
+        let whole = [
+            "m.cmf",
+            "m.gguf",
+            "m.ninfer",
+            "m-of-2.cmf",
+            "best-of-breed.cmf",
+            "a-b-of-3.cmf",
+        ];
         for name in whole.into_iter().chain(["m-00001-of-00003.cmf"]) {
             assert!(is_whole_or_first(name), "{name}");
         }

@@ -238,7 +238,11 @@ fn a_path_that_is_no_model_names_the_models_beside_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
     let message = run(&["run", "-m", &path(""), "-p", "x"]).fails(1, "Io");
-    assert!(message.contains("no .cmf or .gguf file"), "{message}");
+    assert!(message.contains("no .cmf, .gguf or .ninfer file"), "{message}");
+    std::fs::write(path("model.safetensors"), "").unwrap();
+    let message = run(&["run", "-m", &path(""), "-p", "x"]).fails(1, "Bounds");
+    assert!(!message.contains("no .cmf"), "{message}");
+    std::fs::remove_file(path("model.safetensors")).unwrap();
     std::fs::write(path("config.json"), "{}").unwrap();
     let message = run(&["run", "-m", &path(""), "-p", "x"]).fails(1, "Io");
     assert!(message.contains("neither model.safetensors nor"), "{message}");
