@@ -60,6 +60,7 @@ impl Dims {
             vocab_size: size("vocabulary size", self.vocab)?,
             layer_types: vec![LayerType::FullAttention; layers],
             rms_norm_eps: 1e-6,
+            // The value of configurations and GGUF files that state none.
             rope_theta: 10_000.0,
             partial_rotary_factor: 1.0,
             num_loops: 1,

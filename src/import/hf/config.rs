@@ -310,7 +310,7 @@ fn rotation(keys: &Keys, family: &Family, arch: &mut Arch, notes: &mut Vec<Strin
     arch.rope_theta = rope
         .float("rope_theta")?
         .or(keys.float("rope_theta")?)
-        .unwrap_or(10_000.0);
+        .unwrap_or(arch.rope_theta);
     let partial = rope
         .float("partial_rotary_factor")?
         .or(keys.float("partial_rotary_factor")?);
