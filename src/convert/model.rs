@@ -35,10 +35,9 @@ impl Model {
                 format!("the network's description is not valid JSON: {err}"),
             )
         })?;
-        if let Some(vocab) = model.vocab.as_ref().filter(|_| model.format == "gguf") {
-            // It was rebuilt. Readers of the container load it later; an error here can still name the source.
-            tokenizers::Tokenizer::from_bytes(vocab)
-                .map_err(|err| Error::new(Kind::Tokenizer, format!("the file's tokenizer does not work: {err}")))?;
+        if let Some(vocab) = &model.vocab {
+            // Readers of the container load it later; an error here can still name the source.
+            crate::text::Tokenizer::from_json(vocab).map_err(|err| err.context("the source's tokenizer"))?;
         }
         let header = [
             ("arch", arch),

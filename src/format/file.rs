@@ -18,7 +18,7 @@ pub(crate) struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps `path`. Errors: `Io`, also for directories, pipes and devices, which are not opened.
+    /// Maps `path`. Errors: `Io`, also for directories, pipes and devices, which are not opened; `InvalidMagic` for a git-lfs pointer.
     pub fn open(path: &Path) -> Result<MappedFile> {
         let file = open_regular(path)?;
         let len = file.metadata().map_err(|err| Error::io(path, &err))?.len();
@@ -31,11 +31,13 @@ impl MappedFile {
             let map = unsafe { Mmap::map(&file) }.map_err(|err| Error::io(path, &err))?;
             Some(map)
         };
-        Ok(MappedFile {
+        let file = MappedFile {
             path: path.to_owned(),
             file,
             map,
-        })
+        };
+        refuse_pointer(path, file.bytes())?;
+        Ok(file)
     }
 
     pub fn path(&self) -> &Path {
@@ -88,6 +90,18 @@ pub(crate) fn read_start(path: &Path, most: u64) -> Result<Vec<u8>> {
     let read = open_regular(path)?.take(most).read_to_end(&mut start);
     read.map_err(|err| Error::io(path, &err))?;
     Ok(start)
+}
+
+/// Errors: `InvalidMagic` for the text that git stores in place of a large file.
+pub(crate) fn refuse_pointer(path: &Path, bytes: &[u8]) -> Result<()> {
+    if bytes.starts_with(b"version https://git-lfs") {
+        bail!(
+            InvalidMagic,
+            "{}: this is a git-lfs pointer; the file itself was not downloaded (`git lfs pull` fetches it)",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 /// Opens a regular file. Errors: `Io`.

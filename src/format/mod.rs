@@ -24,7 +24,7 @@ pub(crate) use bytes::base64;
 pub(crate) use bytes::from_hex;
 #[cfg(feature = "tools")]
 pub use bytes::hex;
-pub(crate) use file::{MappedFile, read_start};
+pub(crate) use file::{MappedFile, read_start, refuse_pointer};
 pub(crate) use hash::check_hash;
 pub use hash::hash64;
 #[cfg(feature = "tools")]

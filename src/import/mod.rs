@@ -28,7 +28,7 @@ pub use {
 };
 
 use crate::error::{Error, Result, bail};
-use crate::format::read_start;
+use crate::format::{read_start, refuse_pointer};
 use std::path::Path;
 
 /// The formats of models.
@@ -57,7 +57,8 @@ impl Format {
         if !meta.is_file() {
             bail!(Io, "{shown}: expected a file or a directory, found a special file");
         }
-        let start = read_start(path, 8)?;
+        let start = read_start(path, 64)?;
+        refuse_pointer(path, &start)?;
         if start.starts_with(&crate::format::gguf::MAGIC) {
             return Ok(Format::Gguf);
         }
@@ -81,7 +82,8 @@ impl Format {
         }
         bail!(
             InvalidMagic,
-            "{shown}: expected a directory, a .safetensors, a GGUF, a .ninfer or a CMF file, found bytes {start:02x?}"
+            "{shown}: expected a directory, a .safetensors, a GGUF, a .ninfer or a CMF file, found bytes {:02x?}",
+            start.get(..8).unwrap_or(&start)
         );
     }
 }

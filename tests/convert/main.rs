@@ -8,6 +8,7 @@ mod gguf;
 mod golden;
 mod huggingface;
 mod keep;
+mod lenient;
 mod malformed;
 mod next;
 mod recurrent;

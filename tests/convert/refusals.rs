@@ -327,8 +327,8 @@ fn keys_of_gguf_files() {
             "head count is 0",
         ),
         (
-            |f| f.set("llama.attention.head_count_kv", Meta::I32s(vec![2, 2])),
-            Kind::Parse,
+            |f| f.set("llama.attention.head_count_kv", Meta::I32s(vec![2, 1])),
+            Kind::UnsupportedModel,
             "head_count_kv",
         ),
         (

@@ -131,7 +131,8 @@ fn add_tokenizer(file: &mut Gguf, model: &str, pre: &str) {
     );
 }
 
-fn with_tokenizer(model: &str, pre: &str) -> Gguf {
+/// A golden model as a GGUF file with its tokenizer.
+pub fn with_tokenizer(model: &str, pre: &str) -> Gguf {
     let mut file = gguf_of(model);
     add_tokenizer(&mut file, model, pre);
     file
@@ -298,7 +299,7 @@ fn letters_are_composed_where_the_names_say_so() {
 #[test]
 fn unsupported_tokenizers_are_refused_by_name() {
     type Edit = fn(&mut Gguf);
-    let cases: [(Edit, &str); 15] = [
+    let cases: [(Edit, &str); 14] = [
         (|f| f.set("tokenizer.ggml.model", Meta::Str("bert".into())), "'bert'"),
         (
             |f| f.set("tokenizer.ggml.pre", Meta::Str("strange-bpe".into())),
@@ -342,13 +343,12 @@ fn unsupported_tokenizers_are_refused_by_name() {
         ),
         (
             |f| f.set("tokenizer.ggml.merges", Meta::Strs(vec!["zzz yyy".into()])),
-            "does not work",
+            "the source's tokenizer",
         ),
         (
             |f| edit_tokens(f, |tokens| tokens[7] = tokens[8].clone()),
             "occurs twice",
         ),
-        (|f| edit_tokens(f, |tokens| tokens[7].clear()), "token 7 is empty"),
         (
             |f| f.set("tokenizer.ggml.tokens", Meta::Str("a".into())),
             "expected an array of strings, found string",

@@ -54,7 +54,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("source", &["dtype", "error", "format", "import"]),
     ("sampling", &["error"]),
     ("text", &["error"]),
-    ("convert", &["dtype", "error", "format", "import", "source"]),
+    ("convert", &["dtype", "error", "format", "import", "source", "text"]),
     ("tools", &["convert", "dtype", "error", "format", "source"]),
     ("model", &["dtype", "error", "source"]),
     ("op", &["dtype", "error", "sampling"]),

@@ -156,6 +156,10 @@ fn read_record(cursor: &mut Cursor) -> Result<Record> {
         bail!(Parse, "tensor '{name}' has {dims} dimensions, expected 1 to {MAX_DIMS}");
     }
     let mut shape = (0..dims).map(|_| cursor.u64(&name)).collect::<Result<Vec<_>>>()?;
+    // Dimensions of 1 at the end change nothing: the format pads shapes with them.
+    while shape.len() > 1 && shape.last() == Some(&1) {
+        shape.pop();
+    }
     shape.reverse();
     let count = shape.iter().try_fold(1u64, |count, &dim| count.checked_mul(dim));
     let Some(count) = count else {

@@ -53,6 +53,8 @@ const KNOWN: [&str; 39] = [
 pub(super) struct Keys<'a> {
     pub metadata: &'a Metadata,
     pub prefix: &'a str,
+    /// The file, to which lists refer.
+    pub bytes: &'a [u8],
 }
 
 impl Keys<'_> {
@@ -88,8 +90,23 @@ impl Keys<'_> {
         Ok(())
     }
 
+    /// A number, or a list of equal numbers with an entry for each layer. Errors: `Parse` for other values, `UnsupportedModel` for
+    /// a list of different numbers.
     pub fn unsigned(&self, key: &str) -> Result<Option<u64>> {
-        self.metadata.unsigned(&self.full(key))
+        let full = self.full(key);
+        if !self.metadata.is_array(&full) {
+            return self.metadata.unsigned(&full);
+        }
+        let values = self.metadata.integers(&full, self.bytes)?.unwrap_or_default();
+        match values.as_slice() {
+            [first, rest @ ..] if rest.iter().all(|value| value == first) && *first >= 0 => {
+                Ok(Some(first.unsigned_abs()))
+            }
+            _ => bail!(
+                UnsupportedModel,
+                "metadata key '{full}' is {values:?}: expected one number for all layers"
+            ),
+        }
     }
 
     /// As [`Keys::unsigned`], for lengths.

@@ -54,7 +54,11 @@ impl Source {
         let Some(name) = metadata.string("general.architecture")? else {
             bail!(UnsupportedModel, "metadata key 'general.architecture' is missing");
         };
-        let keys = Keys { metadata, prefix: name };
+        let keys = Keys {
+            metadata,
+            prefix: name,
+            bytes: self.0.bytes(),
+        };
         let windowed = keys
             .unsigned("attention.sliding_window")?
             .is_some_and(|window| window > 0);

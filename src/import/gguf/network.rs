@@ -189,21 +189,21 @@ fn rotation(parts: &Parts, keys: &Keys, family: &Family, arch: &mut Arch, notes:
         base => arch.rope_local_base_freq = family.local_theta.map(|theta| base.unwrap_or(theta)),
     }
     let frequencies = frequencies(arch)?;
-    let factor = || {
-        keys.float("rope.scaling.factor")
-            .and_then(|factor| keys.need("rope.scaling.factor", factor))
+    // Old files have the second key. A factor of 0 means none.
+    let factor = match keys.float("rope.scaling.factor")? {
+        None => keys.float("rope.scale_linear")?,
+        factor => factor,
     };
+    let factor = factor.filter(|&factor| factor != 0.0);
     let short = divisors(parts, ROPE_SHORT, frequencies)?;
     match keys.string("rope.scaling.type")? {
         None | Some("longrope") if short.is_some() => {}
-        None => {
-            if let Some(factor) = keys.float("rope.scale_linear")?.filter(|&factor| factor != 1.0) {
-                arch.rope_freq_factors = Some(rope::linear(factor, frequencies)?);
-            }
+        None | Some("linear") => {
+            let factor = factor.filter(|&factor| factor != 1.0);
+            arch.rope_freq_factors = factor.map(|factor| rope::linear(factor, frequencies)).transpose()?;
         }
         Some("none") => {}
-        Some("linear") => arch.rope_freq_factors = Some(rope::linear(factor()?, frequencies)?),
-        Some("yarn") => arch.yarn = Some(yarn(keys, factor()?)?),
+        Some("yarn") => arch.yarn = Some(yarn(keys, keys.need("rope.scaling.factor", factor)?)?),
         Some(other) => bail!(
             UnsupportedModel,
             "{} is '{other}'; known are none, linear, yarn, and longrope with its tensors",

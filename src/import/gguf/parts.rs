@@ -129,11 +129,23 @@ impl Part {
     /// `None` for a file that is a whole model. Errors: `Parse` for numbers out of range.
     fn split(&self) -> Result<Option<Split>> {
         let metadata = &self.gguf.metadata;
-        let count = metadata.unsigned("split.count")?.unwrap_or(1);
+        let (count, number) = (metadata.unsigned("split.count")?, metadata.unsigned("split.no")?);
+        let Some(count) = count else {
+            if let Some(key) = ["split.no", "split.tensors.count"]
+                .into_iter()
+                .find(|key| metadata.has(key))
+            {
+                bail!(
+                    Parse,
+                    "{}: the metadata have '{key}', but not 'split.count', the number of parts",
+                    self.file.path().display()
+                );
+            }
+            return Ok(None);
+        };
         if count <= 1 {
             return Ok(None);
         }
-        let number = metadata.unsigned("split.no")?;
         match number.filter(|&number| number < count && count <= u64::from(u16::MAX)) {
             Some(number) => Ok(Some(Split {
                 number,

@@ -5,6 +5,7 @@
 pub(super) mod config;
 pub(super) mod folder;
 pub(super) mod keys;
+mod tokenizer;
 mod tokens;
 
 use super::bind::bind;
@@ -105,7 +106,7 @@ pub(super) fn complete(
     mut bound: Bound,
     files: Vec<PathBuf>,
 ) -> Result<Model> {
-    let vocab = small.bytes("tokenizer.json")?;
+    let vocab = tokenizer::complete(small)?;
     let tokens = tokens::read(small, config, vocab.as_deref())?;
     bound.notes.extend(tokens.notes);
     if vocab.is_none() {
@@ -165,7 +166,7 @@ fn open_shard(path: &Path) -> Result<Shard> {
 }
 
 fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
-    let single = folder.0.join(SINGLE);
+    let single = folder.path(SINGLE)?;
     if single.exists() {
         return Ok(vec![open_shard(&single)?]);
     }
@@ -199,7 +200,7 @@ fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
     }
     let mut shards = Vec::new();
     for (file, names) in wanted {
-        let path = folder.0.join(file);
+        let path = folder.path(file)?;
         if !path.exists() {
             bail!(
                 ShardMismatch,

@@ -8,7 +8,7 @@ use crate::format::gguf::Metadata;
 use serde_json::json;
 use std::collections::HashMap;
 
-/// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` for missing scores and for whitespace handling that is not supported.
+/// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` for whitespace handling that is not supported.
 pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary) -> Result<Rebuilt> {
     let flag = |key: &str, default: bool| metadata.bool(key).map(|flag| flag.unwrap_or(default));
     if flag("tokenizer.ggml.remove_extra_whitespaces", false)? {

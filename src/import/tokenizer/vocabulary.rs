@@ -21,6 +21,7 @@ const KINDS: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 
 /// Kinds of tokens, by the numbers in the file.
+const NORMAL: i64 = 1;
 pub(super) const UNKNOWN: i64 = 2;
 pub(super) const CONTROL: i64 = 3;
 pub(super) const USER_DEFINED: i64 = 4;
@@ -32,9 +33,10 @@ pub(super) fn need<T>(key: &str, value: Option<T>) -> Result<T> {
     value.ok_or_else(|| error!(Tokenizer, "metadata key '{key}' is missing"))
 }
 
-/// The values of a key, one for each of `tokens` tokens. Errors: `Tokenizer` when they are missing or their number differs.
-fn one_each<T>(tokens: usize, what: &str, key: &str, values: Option<Vec<T>>) -> Result<Vec<T>> {
-    let values = need(key, values)?;
+/// The values of a key, one for each of `tokens` tokens; `default` for each if the key is missing. Errors: `Tokenizer` when their
+/// number differs.
+fn one_each<T: Clone>(tokens: usize, what: &str, key: &str, values: Option<Vec<T>>, default: T) -> Result<Vec<T>> {
+    let values = values.unwrap_or_else(|| vec![default; tokens]);
     if values.len() != tokens {
         bail!(Tokenizer, "{tokens} tokens have {} {what} in '{key}'", values.len());
     }
@@ -59,6 +61,8 @@ pub(super) struct Vocabulary<'a> {
     pub kinds: Vec<i64>,
     bos: Option<u64>,
     eos: Option<u64>,
+    /// A token without text. It is never matched, and it adds nothing to a text.
+    empty: Option<usize>,
     /// Early Phi-3 tokenizers strip the blanks after turn tokens. The files do not say so.
     turns_strip: bool,
 }
@@ -67,13 +71,17 @@ impl<'a> Vocabulary<'a> {
     /// Errors: `Tokenizer` for missing or inconsistent keys, `Parse` for keys of the wrong type.
     pub fn read(metadata: &Metadata, bytes: &'a [u8]) -> Result<Vocabulary<'a>> {
         let texts = need(TOKENS, metadata.strings(TOKENS, bytes)?)?;
-        let kinds = one_each(texts.len(), "kinds", KINDS, metadata.integers(KINDS, bytes)?)?;
+        let kinds = metadata.integers(KINDS, bytes)?;
+        let mut kinds = one_each(texts.len(), "kinds", KINDS, kinds, NORMAL)?;
         let mut seen = HashSet::new();
-        if let Some((id, text)) = texts.iter().enumerate().find(|(_, text)| !seen.insert(**text)) {
-            bail!(Tokenizer, "token {id}, '{text}', occurs twice");
-        }
-        if let Some(id) = texts.iter().position(|text| text.is_empty()) {
-            bail!(Tokenizer, "token {id} is empty");
+        let mut empty = None;
+        for (id, (text, kind)) in texts.iter().zip(&mut kinds).enumerate() {
+            if text.is_empty() {
+                *kind = UNUSED;
+                empty = empty.or(Some(id));
+            } else if !seen.insert(*text) {
+                bail!(Tokenizer, "token {id}, '{text}', occurs twice");
+            }
         }
         let id = |key: &str| -> Result<Option<u64>> {
             let id = metadata.unsigned(key)?;
@@ -93,6 +101,7 @@ impl<'a> Vocabulary<'a> {
             kinds,
             bos,
             eos,
+            empty,
             turns_strip,
         })
     }
@@ -129,9 +138,10 @@ impl<'a> Vocabulary<'a> {
         added.map(entry).collect()
     }
 
-    /// The score of every token. Errors: `Tokenizer` when they are missing or their number differs.
+    /// The score of every token; without scores all tokens are equally probable. Errors: `Tokenizer` when their number differs.
     pub fn scores(&self, metadata: &Metadata, bytes: &[u8]) -> Result<Vec<f32>> {
-        one_each(self.texts.len(), "scores", SCORES, metadata.floats(SCORES, bytes)?)
+        let scores = metadata.floats(SCORES, bytes)?;
+        one_each(self.texts.len(), "scores", SCORES, scores, 0.0)
     }
 
     /// The step that puts start and end tokens around a text; `None` if there are none.
@@ -187,6 +197,11 @@ impl<'a> Vocabulary<'a> {
     /// The header's `tokenizer_config`.
     pub fn config(&self, metadata: &Metadata, notes: &mut Vec<String>) -> Result<Map<String, Value>> {
         let mut config = Map::new();
+        if let Some(id) = self.empty {
+            notes.push(format!(
+                "token {id} has no text: it is never matched, and adds nothing to an answer"
+            ));
+        }
         if let Some(template) = metadata.string("tokenizer.chat_template")? {
             config.insert("chat_template".into(), template.into());
         }
