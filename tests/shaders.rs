@@ -2,11 +2,14 @@
 //! and HLSL. One pass over all variants makes all checks; each test reports the findings of one of them.
 
 use cmf_gpu::gpu::simplify;
+use cmf_gpu::op::{BATCH_HEADER, SlotState, TABLE_HEADER, Token};
+use cmf_gpu::sampling;
 use cmf_gpu::shader::{Variant, compose};
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, FunctionInfo, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, Expression, Function, Handle, Module, Statement, TypeInner};
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 
@@ -139,6 +142,61 @@ fn no_variant_writes_to_a_vector_by_a_variable_index() {
 fn every_variant_stays_valid_and_does_not_grow_when_it_is_simplified() {
     passed("simplified");
     assert!(FINDINGS.smaller > 0);
+}
+
+/// The offset in bytes of a member of a structure, `None` if the module does not have it; without a member the size.
+fn layout(module: &Module, structure: &str, member: Option<&str>) -> Option<usize> {
+    module.types.iter().find_map(|(_, ty)| match &ty.inner {
+        TypeInner::Struct { members, span } if ty.name.as_deref() == Some(structure) => match member {
+            None => Some(*span as usize),
+            Some(_) => members
+                .iter()
+                .find(|found| found.name.as_deref() == member)
+                .map(|found| found.offset as usize),
+        },
+        _ => None,
+    })
+}
+
+#[test]
+fn structures_have_the_same_layout_in_rust() {
+    let variants = Variant::all();
+    let module = |kernel: &str| {
+        let variant = variants
+            .iter()
+            .find(|variant| variant.kernel.spec().name == kernel)
+            .unwrap();
+        parse(&compose(variant)).unwrap().0
+    };
+    let table = sampling::SETTINGS_WORDS - 2048;
+    let of_sample: [(&str, Option<&str>, usize); 15] = [
+        ("Token", None, size_of::<Token>()),
+        ("Token", Some("id"), offset_of!(Token, id)),
+        ("Token", Some("slot"), offset_of!(Token, slot)),
+        ("Token", Some("position"), offset_of!(Token, position)),
+        ("Batch", Some("tokens"), 4 * BATCH_HEADER),
+        ("Slot", None, size_of::<SlotState>()),
+        ("Slot", Some("sampled"), offset_of!(SlotState, sampled)),
+        ("Slot", Some("count"), offset_of!(SlotState, count)),
+        ("Slot", Some("drafted"), offset_of!(SlotState, drafted)),
+        ("Slot", Some("step"), offset_of!(SlotState, step)),
+        ("Slot", Some("stop"), offset_of!(SlotState, stop)),
+        ("Slot", Some("last"), offset_of!(SlotState, last)),
+        ("Batch", Some("count"), 0),
+        ("Settings", Some("stop_tokens"), 4 * (table - sampling::MAX_STOPS)),
+        ("Settings", Some("tables"), 4 * table),
+    ];
+    let sample = module("sample");
+    for (structure, member, expected) in of_sample {
+        assert_eq!(
+            layout(&sample, structure, member),
+            Some(expected),
+            "{structure} {member:?}"
+        );
+    }
+    let route = module("moe_route");
+    assert_eq!(layout(&route, "Experts", Some("all")), Some(4 * TABLE_HEADER));
+    assert_eq!(layout(&route, "Expert", None), Some(8));
 }
 
 fn validate(module: &Module, capabilities: Capabilities) -> Result<ModuleInfo, String> {

@@ -2,6 +2,7 @@
 
 /// Element type of the key-value cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Kv {
     /// 2 bytes.
     #[default]

@@ -14,6 +14,7 @@ const NOT_FINITE: u32 = 2;
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Finish {
     /// A stop token or a stop text.
     Stop,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 /// Where drafts come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DraftMode {
     /// Nothing is drafted.
     #[default]
@@ -31,6 +32,7 @@ impl DraftMode {
 
 /// Statistics of speculation in one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Speculated {
     /// Where the drafts came from.
     pub mode: DraftMode,
