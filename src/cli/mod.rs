@@ -11,6 +11,7 @@ mod context;
 mod convert;
 mod devices;
 mod file;
+mod forms;
 mod info;
 mod interrupt;
 mod logits;
@@ -43,6 +44,11 @@ use std::sync::{Arc, Mutex};
 
 /// The environment variables, for `--help`.
 const ENVIRONMENT: &str = "\
+Examples:
+  cmf-gpu model.gguf                        a chat
+  cmf-gpu model.gguf 'Why is the sky blue?' one answer
+  cmf-gpu help run                          the flags of a command
+
 Environment variables (a flag takes precedence):
   CMF_GPU_MODEL    the model of a command that is given none
   CMF_GPU_DEVICE   --device
@@ -52,7 +58,7 @@ Environment variables (a flag takes precedence):
 
 /// Runs language models from CMF files on any GPU.
 #[derive(Parser)]
-#[command(name = "cmf-gpu", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "cmf-gpu", version, max_term_width = 100)]
 #[command(after_help = ENVIRONMENT)]
 struct Cli {
     /// Prints one JSON object on stdout, also for an error
@@ -178,6 +184,7 @@ pub fn main() -> ExitCode {
 
 fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
     let command = Cli::command().version(version());
+    let forms::Plain { arguments, notes } = forms::plain(arguments, &command);
     let parsed = command.try_get_matches_from(arguments);
     let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
@@ -202,6 +209,7 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
         out: Output::new(cli.json, cli.quiet, cli.verbose),
         interrupt,
     };
+    notes.iter().for_each(|note| context.out.note(note));
     let result = cli.command.run(&mut context);
     let result = match result.and_then(|outcome| context.out.flush().map(|()| outcome)) {
         // Ctrl-C also ends the program that reads the other end of the pipe.
@@ -334,7 +342,10 @@ mod tests {
         command.clone().debug_assert();
         let mut found = BTreeSet::from([model::ENVIRONMENT.to_owned()]);
         names(&command, &mut found);
-        let listed = ENVIRONMENT.lines().skip(1);
+        let listed = ENVIRONMENT
+            .lines()
+            .skip_while(|line| !line.starts_with("Environment"))
+            .skip(1);
         let listed: BTreeSet<String> = listed
             .map(|line| line.split_whitespace().next().unwrap().to_owned())
             .collect();

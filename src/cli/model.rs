@@ -47,6 +47,19 @@ impl ModelArgs {
         self.optional()?.ok_or_else(|| usage("a MODEL is missing"))
     }
 
+    /// The text that is given by position after the model, or in its place if a flag gives the model. Errors: `Usage` for a model
+    /// by position and by flag, or for a text that is not UTF-8.
+    pub fn text_beside_flag(&mut self, second: &mut Option<String>) -> Result<Option<String>> {
+        let is_text = self.flag.model_flag.is_some() && second.is_none();
+        match self.model.take_if(|_| is_text) {
+            None => Ok(second.take()),
+            Some(text) => match text.into_os_string().into_string() {
+                Ok(text) => Ok(Some(text)),
+                Err(text) => Err(usage(format!("'{}' is not UTF-8", text.display()))),
+            },
+        }
+    }
+
     /// The model's path for a command that also works without one. Errors: `Usage` when there are two.
     pub fn optional(&self) -> Result<Option<PathBuf>> {
         self.flag.or(self.model.clone())

@@ -1,6 +1,7 @@
 //! A prompt by flags: text, a file, or token ids.
 
 use super::args::{Tokens, token_list};
+use super::context::usage;
 use super::file::read_text;
 use cmf_gpu::{Engine, Result};
 use serde::Deserialize;
@@ -48,6 +49,15 @@ impl PromptArgs {
                 .map(|Tokens(tokens)| Prompt::Tokens(tokens.clone()))
         };
         self.prompt.clone().map(Prompt::Text).or_else(tokens)
+    }
+
+    /// Sets the prompt that is given by position. Errors: `Usage` when a flag gives one too.
+    pub fn set(&mut self, text: String) -> Result<()> {
+        if self.given().is_some() || self.file.is_some() {
+            return Err(usage("the prompt is given twice, by position and by a flag"));
+        }
+        self.prompt = Some(text);
+        Ok(())
     }
 
     /// The file of `--file`, to be read by [`read`].

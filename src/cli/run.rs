@@ -18,23 +18,40 @@ use serde_json::json;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+const EXAMPLES: &str = "\
+Examples:
+  cmf-gpu run model.gguf                          a chat, if this is a terminal
+  cmf-gpu run model.gguf 'Why is the sky blue?'   one answer
+  cmf-gpu run model.gguf -f question.txt --greedy --json
+  echo 'Say hello.' | cmf-gpu run model.gguf";
+
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     load: LoadArgs,
+    /// The prompt, as with -p
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file", "prompt_tokens"])]
+    text: Option<String>,
     #[command(flatten)]
     prompt: PromptArgs,
     /// Continues the prompt as it is, without the chat template
     #[arg(long)]
     raw: bool,
     /// A system message before the prompt
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(
+        short,
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true
+    )]
     system: Option<String>,
     /// Asks the template for an answer without thinking first
     #[arg(long)]
     no_think: bool,
-    /// Most tokens of the answer
-    #[arg(short = 'n', long, default_value_t = 512, value_parser = whole::<usize>, allow_negative_numbers = true)]
+    /// Most tokens of the answer; -1 = as many as the context has
+    #[arg(short = 'n', long, aliases = ["n-predict", "predict"], default_value = "512", value_parser = most, allow_negative_numbers = true)]
     max_tokens: usize,
     /// A text that ends the answer and is not part of it; may be repeated
     #[arg(long, value_name = "TEXT", value_parser = stop, allow_hyphen_values = true)]
@@ -47,6 +64,14 @@ pub struct Args {
     route_stats: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
+}
+
+/// A number of tokens; -1 is no limit.
+fn most(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(usize::MAX),
+        _ => whole(text).map_err(|err| format!("{err}, or -1 for no limit")),
+    }
 }
 
 fn stop(text: &str) -> Result<String, String> {
@@ -65,6 +90,7 @@ enum Request {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Result {
+    let args = args.with_prompt()?;
     // Before the user types a prompt.
     let source = args.load.open()?;
     let prompt = match request(&args, context)? {
@@ -140,6 +166,14 @@ fn write_routes(routes: Option<OutFile>, engine: &mut Engine) -> Result<()> {
 }
 
 impl Args {
+    /// The same with the prompt that is given by position. Errors: `Usage` for two prompts.
+    fn with_prompt(mut self) -> Result<Args> {
+        if let Some(text) = self.load.model.text_beside_flag(&mut self.text)? {
+            self.prompt.set(text)?;
+        }
+        Ok(self)
+    }
+
     /// Whether the prompt bypasses the chat template.
     fn untemplated(&self, prompt: Option<&Prompt>) -> bool {
         self.raw || matches!(prompt, Some(Prompt::Tokens(_)))

@@ -20,8 +20,8 @@ pub struct SamplingArgs {
     /// Samples from tokens with at least this share of the highest probability
     #[arg(long, allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Seed of the random numbers [default: random]
-    #[arg(long, value_parser = whole::<u64>, allow_negative_numbers = true)]
+    /// Seed of the random numbers; -1 = random [default: random]
+    #[arg(long, value_parser = seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Always chooses the most probable token
     #[arg(long, conflicts_with = "temp")]
@@ -59,6 +59,14 @@ impl SamplingArgs {
         };
         sampling.validate()?;
         Ok(sampling)
+    }
+}
+
+/// A seed; -1 is a random one.
+fn seed(text: &str) -> Result<u64, String> {
+    match text {
+        "-1" => Ok(random_seed()),
+        _ => whole(text).map_err(|err| format!("{err}, or -1 for a random one")),
     }
 }
 

@@ -697,3 +697,47 @@ fn parity_of_kernels_and_of_programs() {
     run(&["parity", "--filter", "no such kernel"]).fails(2, "Usage");
     run(&["parity", "--filter", "norm", "--device", "cpu"]).fails(1, "NoAdapter");
 }
+
+/// Forms that users of other programs type mean the same as ours.
+#[test]
+fn a_prompt_and_a_model_may_stand_by_position() {
+    let rest = ["--device", "cpu", "--greedy", "-q", "-n", "4"];
+    let answer = |start: &[&str]| run(&[start, &rest].concat());
+    let wanted = answer(&["run", "-m", model(), "-p", "hello"]);
+    assert!(wanted.code == Some(0) && !wanted.stdout.is_empty(), "{}", wanted.stderr);
+    for start in [
+        &["run", model(), "hello"][..],
+        &[model(), "hello"],
+        &["-m", model(), "hello"],
+        &["run", "-m", model(), "hello", "-ngl", "99", "--jinja"],
+    ] {
+        assert_eq!(answer(start).stdout, wanted.stdout, "{start:?}");
+    }
+    let noted = run(&[
+        "run",
+        model(),
+        "hello",
+        "--device",
+        "cpu",
+        "-n",
+        "1",
+        "-t",
+        "4",
+        "--seed",
+        "-1",
+    ]);
+    assert!(
+        noted.code == Some(0) && noted.stderr.contains("note: -t is not needed"),
+        "{}",
+        noted.stderr
+    );
+    for wrong in [
+        &["run", model(), "a", "-p", "b"][..],
+        &["run", model(), "a", "b"],
+        &["-hf", "a/b"],
+    ] {
+        assert_eq!(run(wrong).code, Some(2), "{wrong:?}");
+    }
+    assert!(run(&["help", "run"]).stdout.contains("--max-tokens"));
+    assert_eq!(run(&["version"]).stdout, run(&["--version"]).stdout);
+}
