@@ -219,3 +219,29 @@ fn ctrl_c_ends_the_answer_and_keeps_the_text() {
         }
     }
 }
+
+/// Lines that are pasted, or typed while another command runs, arrive together. `script` gives the program a terminal.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_chat_keeps_lines_that_arrive_together() {
+    let chat = format!("{} run {} --device cpu", env!("CARGO_BIN_EXE_cmf-gpu"), model());
+    let mut script = Command::new("script")
+        .args(["-qec", &chat, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = script.stdin.take().unwrap();
+    stdin
+        .write_all(b"/set temp 0.1\n/set top-k 7\n/set min-p 0.25\n/set\n")
+        .unwrap();
+    drop(stdin);
+    let output = script.wait_with_output().unwrap();
+    let screen = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{screen}");
+    let settings = &screen[screen.rfind("top-p").unwrap_or_default()..];
+    assert!(settings.contains("min-p 0.25"), "{screen}");
+    // Each is echoed by its own command, and again by the last.
+    assert!(screen.matches("\ntop-k 7").count() == 2, "{screen}");
+}
