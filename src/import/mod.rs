@@ -1,13 +1,15 @@
-//! Models that were trained elsewhere, as GGUF files, `.ninfer` files and Hugging Face directories have them: found, checked, and described
-//! under the container's names.
+//! Models that were trained elsewhere, as GGUF files, `.ninfer` files and Hugging Face directories have them: found, checked, and
+//! described under the container's names.
 //!
-//! [`gguf`], [`ninfer`] and [`hugging_face`] return a [`Model`]: the network, and tensors whose values are read from the mapped files. What a file stores in
-//! another order or form than the container is described, not copied.
+//! [`gguf`], [`ninfer`] and [`hugging_face`] return a [`Model`]: the network, and tensors whose values are read from the mapped
+//! files. What a file stores in another order or form than the container is described, not copied. The same tables say where
+//! files of ternary models that are written have the tensors.
 
 mod arch;
 mod bind;
 mod experts;
 mod family;
+mod form;
 mod gathered;
 mod gguf;
 mod hf;
@@ -22,9 +24,14 @@ mod tokenizer;
 pub use model::{Model, Tensor};
 #[cfg(feature = "tools")]
 pub use {
+    form::Applied,
+    gguf::{Place, architecture, place},
     matrix::{Matrix, Reader},
-    roles::{EMBED, LAYER_PREFIX, LM_HEAD, is_recurrent_gate, is_router},
+    ninfer::{FRONTEND, Layout, Rows, SIGNS, WIDTHS, known, layout},
+    roles::{EMBED, LAYER_PREFIX, LM_HEAD, MTP_PREFIX, is_recurrent_gate, is_router},
+    rope::yarn_attention,
     stacked::StackedProjections,
+    tokenizer::describe,
 };
 
 use crate::error::{Error, Result, bail};

@@ -1,6 +1,7 @@
 //! The importers and the converter, from source files to opened containers.
 
 mod build;
+mod exchange;
 mod experts;
 mod families;
 mod gguf;

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const TOLERANCE: f32 = 1e-3;
 
-fn path(name: &str) -> PathBuf {
+pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/ternary")
         .join(name)
@@ -24,20 +24,20 @@ fn json(name: &str) -> Value {
 
 /// An object with its bytes.
 #[derive(Clone)]
-struct Object {
-    name: String,
+pub struct Object {
+    pub name: String,
     tensor: Option<Tensor>,
-    bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 /// A `.ninfer` file in memory.
-struct File {
+pub struct File {
     identity: Identity,
-    objects: Vec<Object>,
+    pub objects: Vec<Object>,
 }
 
 impl File {
-    fn read(name: &str) -> File {
+    pub fn read(name: &str) -> File {
         let bytes = std::fs::read(path(name)).unwrap();
         let file = Ninfer::parse(&bytes).unwrap();
         let objects = file.objects.iter().map(|object| Object {
@@ -51,7 +51,7 @@ impl File {
         }
     }
 
-    fn take(&mut self, name: &str) -> Object {
+    pub fn take(&mut self, name: &str) -> Object {
         let at = self.objects.iter().position(|object| object.name == name).unwrap();
         self.objects.remove(at)
     }
@@ -61,7 +61,7 @@ impl File {
         object.name = to.to_owned();
     }
 
-    fn add(&mut self, name: &str, tensor: Option<(&[u64], Format)>, bytes: &[u8]) {
+    pub fn add(&mut self, name: &str, tensor: Option<(&[u64], Format)>, bytes: &[u8]) {
         self.objects.push(Object {
             name: name.to_owned(),
             tensor: tensor.map(|(shape, format)| Tensor {
@@ -100,7 +100,7 @@ impl File {
         self
     }
 
-    fn write(self) -> (TempDir, PathBuf) {
+    pub fn write(self) -> (TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.ninfer");
         let objects = self.objects.into_iter().map(|object| NewObject {
