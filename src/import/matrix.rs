@@ -93,7 +93,8 @@ impl Matrix {
         }
     }
 
-    /// The tensor in `range` of a file. Errors: `Bounds` when the range reaches past the end.
+    /// The tensor in `range` of a file. Errors: `Bounds` when the range reaches past the end, and for a shape with more elements
+    /// than can be counted.
     pub(super) fn in_file(
         shape: Vec<u64>,
         file: &Arc<MappedFile>,
@@ -101,7 +102,20 @@ impl Matrix {
         dtype: Result<Dtype>,
     ) -> Result<Matrix> {
         if file.bytes().get(range.clone()).is_none() {
-            bail!(Bounds, "{}: bytes {range:?} lie past the end", file.path().display());
+            bail!(
+                Bounds,
+                "{}: bytes {range:?}, the file has {}",
+                file.path().display(),
+                file.len()
+            );
+        }
+        let elements = shape.iter().try_fold(1u64, |count, &dim| count.checked_mul(dim));
+        if elements.is_none_or(|count| usize::try_from(count).is_err()) {
+            bail!(
+                Bounds,
+                "{}: the elements of shape {shape:?} overflow",
+                file.path().display()
+            );
         }
         Ok(Matrix::new(shape, dtype, Origin::File(file.clone(), range)))
     }
@@ -197,6 +211,14 @@ impl Matrix {
                 lower.shape
             );
         };
+        if [&self, &lower].iter().any(|part| !part.form.order.is_same()) {
+            bail!(
+                UnsupportedModel,
+                "expected two matrices in order to stack, found the orders {:?} and {:?}",
+                self.form.order,
+                lower.form.order
+            );
+        }
         let (upper_rows, cols) = (*upper_rows, *cols);
         let rows = upper_rows.checked_add(*lower_rows);
         if cols != *lower_cols || rows.is_none() || rows != projections.rows().map(|rows| rows as u64) {

@@ -99,19 +99,28 @@ impl Format {
 /// `UnsupportedTensorType` the type that cannot be read; `MissingTensor` the tensors that the files lack; `Tokenizer`;
 /// `ShardMismatch`, `Io`, `Parse` and `Bounds` for damaged files.
 pub fn gguf(path: &Path) -> Result<Model> {
-    gguf::Source::open(path)?.model()
+    gguf::Source::open(path)?.model().map_err(|err| at(path, err))
 }
 
 /// The model in a `.ninfer` file. Reads no weights.
 ///
 /// Errors: as [`gguf`], and `UnsupportedFeature` for rotations of weights that are not defined.
 pub fn ninfer(path: &Path) -> Result<Model> {
-    ninfer::Source::open(path)?.model()
+    ninfer::Source::open(path)?.model().map_err(|err| at(path, err))
 }
 
 /// The model in a Hugging Face directory, or in one safetensors file beside its configuration. Reads no weights.
 ///
 /// Errors: as [`gguf`].
 pub fn hugging_face(path: &Path) -> Result<Model> {
-    hf::Source::open(path)?.model()
+    hf::Source::open(path)?.model().map_err(|err| at(path, err))
+}
+
+/// The error with the path of the model in front, if it does not begin with it.
+fn at(path: &Path, err: Error) -> Error {
+    let shown = path.display().to_string();
+    match err.message.starts_with(&shown) {
+        true => err,
+        false => err.context(shown),
+    }
 }

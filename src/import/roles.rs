@@ -262,14 +262,14 @@ pub(super) const MTP_NAMES: [(&str, &str); 4] = [
     ("mtp.", MTP_PREFIX),
 ];
 
-/// The tensors of a draft head before its layers. GGUF files of these families have none.
+/// The tensors of a draft head before its layers. In GGUF files the head is a block after the layers.
 pub(super) const MTP: &[Role] = rows! {
-    "enorm.weight", "", [Hidden], Always;
-    "hnorm.weight", "", [Hidden], Always;
-    "eh_proj.weight", "", [Hidden, TwoHidden], Always;
+    "enorm.weight", "nextn.enorm.weight", [Hidden], Always;
+    "hnorm.weight", "nextn.hnorm.weight", [Hidden], Always;
+    "eh_proj.weight", "nextn.eh_proj.weight", [Hidden, TwoHidden], Always;
 };
 
 /// The tensors of a draft head after its layers.
 pub(super) const MTP_TAIL: &[Role] = rows! {
-    "norm.weight", "", [Hidden], Always;
+    "norm.weight", "nextn.shared_head_norm.weight", [Hidden], Always;
 };

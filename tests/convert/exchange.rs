@@ -248,7 +248,7 @@ fn tied_models_stay_tied() {
 }
 
 /// A recorded GGUF file as one that can be edited.
-fn ternary_gguf(name: &str) -> Gguf {
+pub fn ternary_gguf(name: &str) -> Gguf {
     let bytes = std::fs::read(path(name)).unwrap();
     let mut file = Gguf::new();
     let mut rest = &bytes[16..];

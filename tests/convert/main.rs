@@ -1,5 +1,6 @@
 //! The importers and the converter, from source files to opened containers.
 
+mod block_types;
 mod build;
 mod exchange;
 mod experts;

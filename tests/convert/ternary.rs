@@ -348,6 +348,42 @@ fn what_is_no_part_of_the_network_is_refused_by_name() {
     }
 }
 
+/// Columns of rotated weights that are tiled heads cannot move: the activation follows them. The other way to compute the same
+/// network is without the rotation, whose rows are multiplied back first.
+#[test]
+fn rotated_columns_may_be_tiled() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiled.gguf");
+    let mut file = crate::exchange::ternary_gguf("hybrid-ptq1_0.gguf");
+    let grouped = |path: &Path| logits(source::open(path).unwrap(), &[5, 77, 301, 12, 450], false);
+    std::fs::write(&path, file.bytes()).unwrap();
+    let before = grouped(&path);
+    file.set("prism.hadamard.gdn_v_grouped", crate::build::Meta::Bool(false));
+    std::fs::write(&path, file.bytes()).unwrap();
+    let plain = cmf_gpu::convert::quantised(&path, cmf_gpu::convert::Options::new(Dtype::F32)).unwrap();
+    let far = |a: &[Vec<f32>], b: &[Vec<f32>]| {
+        let pairs = a.iter().flatten().zip(b.iter().flatten());
+        pairs.map(|(a, b)| (a - b).abs()).fold(0f32, f32::max)
+    };
+    for on_device in [false, true] {
+        let tokens = [5, 77, 301, 12, 450];
+        let found = logits(source::open(&path).unwrap(), &tokens, on_device);
+        let wanted = logits(plain.clone(), &tokens, on_device);
+        // Vectors of the network without rotation are f16.
+        assert!(far(&found, &wanted) < 20.0 * TOLERANCE, "{}", far(&found, &wanted));
+        assert!(far(&found, &before) > 1.0, "another network");
+    }
+    // Neither a CMF nor a .ninfer file can state it.
+    let out = dir.path().join("out.cmf");
+    let keeping = cmf_gpu::convert::Options::keeping();
+    let go = &mut |_: cmf_gpu::convert::Event| std::ops::ControlFlow::Continue(());
+    let err = cmf_gpu::convert::convert(&path, &out, &keeping, go).unwrap_err();
+    assert_eq!(err.kind, Kind::UnsupportedFeature, "{err}");
+    let out = dir.path().join("out.ninfer");
+    let err = cmf_gpu::convert::exchange(&path, &out, cmf_gpu::convert::Exchange::Ninfer, false, go).unwrap_err();
+    assert!(err.message.contains("another form"), "{err}");
+}
+
 /// The recorded edits of a file.
 #[test]
 fn broken_files_are_refused() {

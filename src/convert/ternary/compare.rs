@@ -1,6 +1,6 @@
 //! The comparison of a written file with its source.
 
-use super::is_ternary;
+use super::{is_ternary, values};
 use crate::error::{Error, Result, bail};
 use crate::format::Arch;
 use crate::import::{Model, Tensor};
@@ -108,15 +108,9 @@ fn same_weights(source: &Tensor, written: &Tensor) -> Result<bool> {
 
 /// Errors: `Internal` if values of a vector differ by more than a rounding of numbers of about 1.
 fn close(source: &Tensor, written: &Tensor) -> Result<()> {
-    let read = |tensor: &Tensor| {
-        let (_, cols) = tensor.data.rows_cols();
-        let mut values = vec![0f32; cols];
-        tensor.data.reader()?(0, &mut values)?;
-        Ok(values)
-    };
-    let (wanted, found) = (read(source)?, read(written)?);
-    let far = |(a, b): &(&f32, &f32)| !((**a - **b).abs() <= f32::EPSILON * a.abs().max(1.0));
-    match wanted.iter().zip(&found).find(far) {
+    let (wanted, found) = (values::read_all(source)?, values::read_all(written)?);
+    let near = |a: f32, b: f32| (a - b).abs() <= f32::EPSILON * a.abs().max(1.0);
+    match wanted.iter().zip(&found).find(|&(a, b)| !near(*a, *b)) {
         None => Ok(()),
         Some((wanted, found)) => bail!(Internal, "{wanted} was written as {found}"),
     }

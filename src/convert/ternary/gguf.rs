@@ -100,7 +100,7 @@ fn move_rows<T: Copy>(from: &[T], to: &mut [T], rows: usize, order: RowOrder) {
 /// Weights of a type without blocks, in the file's form.
 fn plain(tensor: &Tensor, dtype: Dtype, order: Order, applied: Applied) -> Result<Vec<u8>> {
     let (rows, cols) = tensor.data.rows_cols();
-    let mut values = values::read(tensor, &[0..rows])?;
+    let mut values = values::read_all(tensor)?;
     values.iter_mut().for_each(|value| *value = applied.apply(*value));
     // Elements of a vector are its rows.
     let rows = if tensor.data.shape.len() == 1 { cols } else { rows };
@@ -140,7 +140,7 @@ fn network(model: &Model) -> Result<Vec<(String, Item)>> {
         keys.extend(text.map(|text| (format!("general.{key}"), Item::Text(text.into()))));
     }
     keys.extend(sampling(model));
-    let heads = |heads: Option<usize>, width: Option<usize>| Some(heads?.checked_mul(width?)?);
+    let heads = |heads: Option<usize>, width: Option<usize>| heads?.checked_mul(width?);
     let is_recurrent = arch.linear_num_value_heads.is_some();
     let rotated = (arch.head_dim as f64 * arch.partial_rotary_factor) as usize;
     let sizes = [

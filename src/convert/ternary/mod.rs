@@ -53,10 +53,14 @@ impl Exchange {
     }
 }
 
+/// Told of every tensor; may end the conversion.
+type Progress<'a> = &'a mut dyn FnMut(Event) -> ControlFlow<()>;
+
 /// Calls the caller's progress when a tensor was written.
 struct Steps<'a> {
     total: usize,
-    state: RefCell<(usize, &'a mut dyn FnMut(Event) -> ControlFlow<()>)>,
+    /// The number of calls so far.
+    state: RefCell<(usize, Progress<'a>)>,
 }
 
 impl Steps<'_> {
@@ -83,13 +87,7 @@ impl Steps<'_> {
 /// Errors: `UnsupportedModel` for a model without ternary weights, and with the member of its description that the format cannot
 /// state; `UnsupportedFeature` for a rotation that it cannot state; `UnsupportedTensorType` for weights that it cannot hold;
 /// `Tokenizer` for a tokenizer that it cannot state; `Usage` when `out` is an input; those of reading.
-pub fn exchange(
-    src: &Path,
-    out: &Path,
-    to: Exchange,
-    strict: bool,
-    progress: &mut dyn FnMut(Event) -> ControlFlow<()>,
-) -> Result<Report> {
+pub fn exchange(src: &Path, out: &Path, to: Exchange, strict: bool, progress: Progress) -> Result<Report> {
     let mut model = match Format::of(src)? {
         Format::Gguf => import::gguf(src)?,
         Format::Ninfer => import::ninfer(src)?,

@@ -23,6 +23,12 @@ pub(super) fn read(tensor: &Tensor, ranges: &[Range<usize>]) -> Result<Vec<f32>>
     read().map_err(|err: Error| err.context(format_args!("tensor '{}'", tensor.name)))
 }
 
+/// All values. Errors: as [`read`].
+pub(super) fn read_all(tensor: &Tensor) -> Result<Vec<f32>> {
+    let (rows, _) = tensor.data.rows_cols();
+    read(tensor, std::slice::from_ref(&(0..rows)))
+}
+
 /// Whether bf16 holds every value exactly.
 pub(super) fn are_bf16(values: &[f32]) -> bool {
     values.iter().all(|value| value.to_bits() & 0xFFFF == 0)

@@ -78,6 +78,13 @@ impl Source {
         experts::split_stacked(&mut found, &arch)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.notes.extend(notes);
+        let of_blocks = format!("{MTP_PREFIX}{GGUF_LAYER_PREFIX}");
+        let left_out = bound.dropped.iter().filter(|name| name.starts_with(&of_blocks)).count();
+        if left_out > 0 {
+            bound.notes.push(format!(
+                "{left_out} tensors of blocks after the layers are left out: they are no draft head that can be used"
+            ));
+        }
         let tokens = tokenizer::read(metadata, self.0.bytes())?;
         let mut provenance = Map::new();
         for key in ["general.name", "general.license"] {
@@ -102,15 +109,19 @@ impl Source {
     /// matrices.
     fn tensors(&self, family: &Family, arch: &Arch, grouped: bool) -> Result<Found> {
         let mut found = Found::new();
+        let has_head =
+            family.delta.is_some() && names::has_draft_head(arch.num_layers, |name| self.0.find(name).is_some());
         for (file, tensor) in self.0.tensors().filter(|(_, tensor)| !network::describes(&tensor.name)) {
-            let named = container_name(family, &tensor.name);
-            let named = named.filter(|_| !is_extra(&tensor.name, arch));
+            let is_extra = names::block(&tensor.name).is_some_and(|number| number >= arch.num_layers);
+            let named = match is_extra {
+                true if has_head => names::draft_head_name(family, &tensor.name, arch.num_layers),
+                true => None,
+                false => container_name(family, &tensor.name),
+            };
             let (name, role) = match named {
                 Some((name, role)) => (name, Some(role)),
-                // Blocks after the layers are a draft head, which is dropped.
-                None if family.delta.is_some() && is_extra(&tensor.name, arch) => {
-                    (format!("{MTP_PREFIX}{}", tensor.name), None)
-                }
+                // Other blocks after the layers are dropped.
+                None if family.delta.is_some() && is_extra => (format!("{MTP_PREFIX}{}", tensor.name), None),
                 // The binder refuses unknown names.
                 None => (tensor.name.clone(), None),
             };
@@ -158,15 +169,6 @@ fn renamed(rotation: &Rotation, family: &Family) -> Result<Hadamard> {
     renamed.forward = rename(&rotation.hadamard.forward)?;
     renamed.inverse = rename(&rotation.hadamard.inverse)?;
     Ok(renamed)
-}
-
-/// Whether a tensor belongs to a block after the layers.
-fn is_extra(name: &str, arch: &Arch) -> bool {
-    let block = name
-        .strip_prefix(GGUF_LAYER_PREFIX)
-        .and_then(|rest| rest.split_once('.'));
-    let number = block.and_then(|(number, _)| number.parse::<usize>().ok());
-    number.is_some_and(|number| number >= arch.num_layers)
 }
 
 /// The sampler's settings under the names of a generation configuration.

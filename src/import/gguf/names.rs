@@ -12,7 +12,8 @@ use crate::format::{Arch, NormStyle};
 use crate::import::family::{Delta, Family};
 use crate::import::form::{Applied, Form};
 use crate::import::roles::{
-    CONVOLUTION, EXPERT, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, Role, SHARED_EXPERT, TAIL,
+    CONVOLUTION, EXPERT, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, MTP, MTP_PREFIX, MTP_TAIL, Role,
+    SHARED_EXPERT, TAIL,
 };
 
 /// The gate projections of all experts of a layer, and the tensor with gate and up projections that some files have instead.
@@ -46,6 +47,29 @@ pub fn container_name(family: &Family, name: &str) -> Option<(String, &'static R
     }
     let role = of(HEAD, name).or_else(|| of(TAIL, name))?;
     Some((role.name.to_owned(), role))
+}
+
+/// The number of a layer or of a block after the layers; `None` for another tensor.
+pub fn block(name: &str) -> Option<usize> {
+    let block = name.strip_prefix(GGUF_LAYER_PREFIX)?.split_once('.');
+    block.and_then(|(number, _)| number.parse().ok())
+}
+
+/// As [`container_name`], for a tensor of the draft head, which is block number `first`.
+pub fn draft_head_name(family: &Family, name: &str, first: usize) -> Option<(String, &'static Role)> {
+    let rest = name.strip_prefix(&format!("{GGUF_LAYER_PREFIX}{first}."))?;
+    if let Some(role) = MTP.iter().chain(MTP_TAIL).find(|role| role.gguf == rest) {
+        return Some((format!("{MTP_PREFIX}{}", role.name), role));
+    }
+    let (name, role) = container_name(family, name)?;
+    let own = name.strip_prefix(&format!("{LAYER_PREFIX}{first}."))?;
+    Some((format!("{MTP_PREFIX}layers.0.{own}"), role))
+}
+
+/// Whether files have a draft head after `layers` layers. `has`: whether there is a tensor of this name.
+pub fn has_draft_head(layers: usize, has: impl Fn(&str) -> bool) -> bool {
+    let mut roles = MTP.iter().chain(MTP_TAIL);
+    roles.all(|role| has(&format!("{GGUF_LAYER_PREFIX}{layers}.{}", role.gguf)))
 }
 
 /// Where and how a GGUF file holds a tensor.
