@@ -158,12 +158,11 @@ fn every_type_runs_in_mixtures_and_recurrences() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let tokens = [1, 2, 3, 5, 8, 13, 21];
-    let makers: [(&str, fn(Dtype) -> Gguf); 2] = [("mixture", mixture), ("recurrent", recurrent)];
     let mut types = 0;
     for dtype in Dtype::all().filter(|dtype| dtype.gguf().is_some() && dtype.id().is_none()) {
         types += 1;
-        for (kind, make) in makers {
-            std::fs::write(&path, make(dtype).bytes()).unwrap();
+        for (kind, file) in [("mixture", mixture(dtype)), ("recurrent", recurrent(dtype))] {
+            std::fs::write(&path, file.bytes()).unwrap();
             let source = source::open(&path).unwrap();
             let used = source.tensors.infos().iter().filter(|info| info.dtype == dtype).count();
             assert!(used > 10, "{kind} of {}: {used} tensors", dtype.name());

@@ -1,6 +1,6 @@
 //! The comparison of a written file with its source.
 
-use super::{is_ternary, values};
+use super::values::{self, is_ternary};
 use crate::error::{Error, Result, bail};
 use crate::format::Arch;
 use crate::import::{Model, Tensor};

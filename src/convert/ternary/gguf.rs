@@ -1,6 +1,7 @@
 //! A ternary model as a GGUF file: blocks of codes and scales, and everything else as keys.
 
-use super::{Steps, is_ternary, values};
+use super::steps::Steps;
+use super::values::{self, is_ternary};
 use crate::dtype::{Dtype, Order, RowOrder};
 use crate::error::{Error, Result, bail, error};
 use crate::format::gguf::{self, Item, NewTensor};

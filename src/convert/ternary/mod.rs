@@ -6,17 +6,17 @@
 mod compare;
 mod gguf;
 mod ninfer;
+mod steps;
 mod values;
 
 use super::loss::{self, Loss};
-use super::options::{Event, Report};
-use crate::dtype::Dtype;
+use super::options::Report;
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::{not_the_output, publish, target, temporary_beside};
-use crate::import::{self, Format, MTP_PREFIX, Model, Tensor};
-use std::cell::RefCell;
-use std::ops::ControlFlow;
+use crate::import::{self, Format, MTP_PREFIX, Model};
 use std::path::Path;
+use steps::{Progress, Steps};
+use values::is_ternary;
 
 /// The formats in which ternary models are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,33 +50,6 @@ impl Exchange {
             Exchange::Gguf => import::gguf(path),
             Exchange::Ninfer => import::ninfer(path),
         }
-    }
-}
-
-/// Told of every tensor; may end the conversion.
-type Progress<'a> = &'a mut dyn FnMut(Event) -> ControlFlow<()>;
-
-/// Calls the caller's progress when a tensor was written.
-struct Steps<'a> {
-    total: usize,
-    /// The number of calls so far.
-    state: RefCell<(usize, Progress<'a>)>,
-}
-
-impl Steps<'_> {
-    /// Errors: `Interrupted` if the caller ends the conversion.
-    fn step(&self, name: &str) -> Result<()> {
-        let (done, progress) = &mut *self.state.borrow_mut();
-        *done += 1;
-        let event = Event::Tensor {
-            done: (*done).min(self.total),
-            total: self.total,
-            name,
-        };
-        if progress(event).is_break() {
-            bail!(Interrupted, "the conversion was cancelled");
-        }
-        Ok(())
     }
 }
 
@@ -115,10 +88,7 @@ pub fn exchange(src: &Path, out: &Path, to: Exchange, strict: bool, progress: Pr
             model.dropped.len()
         );
     }
-    let steps = Steps {
-        total: model.tensors.len(),
-        state: RefCell::new((0, progress)),
-    };
+    let steps = Steps::new(model.tensors.len(), progress);
     let out = target(out)?;
     let file = temporary_beside(&out)?;
     let bytes = match to {
@@ -142,10 +112,6 @@ pub fn exchange(src: &Path, out: &Path, to: Exchange, strict: bool, progress: Pr
     report.notes.extend(model.notes);
     publish(file.into_temp_path(), &out)?;
     Ok(report)
-}
-
-fn is_ternary(tensor: &Tensor) -> bool {
-    matches!(tensor.data.dtype(), Ok(Dtype::PQ2_0 | Dtype::PTQ1_0))
 }
 
 /// Neither format has a place for the draft head of the other.

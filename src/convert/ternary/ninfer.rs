@@ -1,6 +1,7 @@
 //! A ternary model as a `.ninfer` file: objects of codes and scales in planes, signs, and the small files of a model.
 
-use super::{Steps, is_ternary, values};
+use super::steps::Steps;
+use super::values::{self, is_ternary};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result, bail, error};
 use crate::format::hadamard::{AXIS, Hadamard, TRANSFORM};

@@ -1,9 +1,14 @@
-//! Weights that are not ternary: read as f32, written in a type that holds them exactly.
+//! Which weights are ternary. The others: read as f32, written in a type that holds them exactly.
 
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::import::Tensor;
 use half::bf16;
 use std::ops::Range;
+
+pub(super) fn is_ternary(tensor: &Tensor) -> bool {
+    matches!(tensor.data.dtype(), Ok(Dtype::PQ2_0 | Dtype::PTQ1_0))
+}
 
 /// Values of these rows, one below the other. Errors: those of reading, with the tensor's name.
 pub(super) fn read(tensor: &Tensor, ranges: &[Range<usize>]) -> Result<Vec<f32>> {

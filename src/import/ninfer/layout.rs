@@ -92,7 +92,7 @@ fn whole(name: String, index: usize, tensor: &Tensor) -> Layout {
         name,
         parts: vec![Rows {
             tensor: index,
-            ranges: Vec::from([0..rows]),
+            ranges: std::iter::once(0..rows).collect(),
         }],
         transposed: tensor.name.ends_with(CONVOLUTION),
         single: SINGLE.iter().any(|name| tensor.name.ends_with(name)),
@@ -120,7 +120,7 @@ impl Layer {
             let rows = rows_of(arch, dim) as usize;
             let ranges = match gated {
                 true => of_heads(rows, arch.head_dim, GATED.iter().position(|own| *own == role)),
-                false => Vec::from([start..start + rows]),
+                false => std::iter::once(start..start + rows).collect(),
             };
             start += rows;
             let tensor = index;

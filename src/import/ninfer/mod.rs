@@ -12,7 +12,9 @@ mod rotation;
 
 #[cfg(feature = "tools")]
 pub use layout::{Layout, Rows, layout};
-pub use names::{FRONTEND, SIGNS, WIDTHS};
+pub use names::FRONTEND;
+#[cfg(feature = "tools")]
+pub use names::{SIGNS, WIDTHS};
 
 use super::bind::bind;
 use super::experts;
