@@ -1,9 +1,9 @@
-//! `convert`: other model formats to CMF.
+//! `convert`: other model formats to CMF, and ternary models from GGUF to `.ninfer` and back.
 
-use super::context::{Context, Result};
+use super::context::{Context, Result, usage};
 use super::output::{shown, size};
 use super::tools::gigabytes;
-use cmf_gpu::convert::{Event, Options, Report, RouterStats, Share, convert};
+use cmf_gpu::convert::{Event, Exchange, Options, Report, RouterStats, Share, convert, exchange};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::Error;
 use cmf_gpu::format::not_the_output;
@@ -14,9 +14,10 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .safetensors, .gguf or .cmf file
+    /// A Hugging Face directory, a .safetensors, .gguf, .ninfer or .cmf file
     src: PathBuf,
-    /// The CMF file to write
+    /// The CMF file to write; for a ternary .gguf or .ninfer file also a file called *.ninfer or *.gguf, with the same codes and
+    /// values
     #[arg(short, long)]
     out: PathBuf,
     /// Type of matrices: f32 f16 bf16 q8 q8_2f q4 q4t q4tp vbit q1 q1s q1t [default: quantised matrices keep their values if
@@ -56,9 +57,13 @@ pub fn quant(name: &str) -> Result<Dtype, String> {
 
 pub fn run(args: Args, context: &mut Context) -> Result {
     let start = Instant::now();
+    let exchanged = exchanged(&args)?;
     let options = options(&args)?;
     let report = context.with_bar("converting", false, |progress| {
         let mut progress = |Event::Tensor { done, total, .. }: Event| progress(done as u64, total as u64);
+        if let Some(to) = exchanged {
+            return exchange(&args.src, &args.out, to, args.strict, &mut progress);
+        }
         match args.shard_max_gb {
             None => convert(&args.src, &args.out, &options, &mut progress),
             Some(most) => Ok(convert_to_shards(&args.src, &args.out, most, &options, &mut progress)?.0),
@@ -72,6 +77,27 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         start.elapsed().as_secs_f64()
     );
     context.answer(json(&report), [line])
+}
+
+/// The format that the name of the output asks for, if it is not CMF. Errors: `Usage` for flags about types and shards.
+fn exchanged(args: &Args) -> Result<Option<Exchange>, Error> {
+    let Some(to) = Exchange::of(&args.out) else {
+        return Ok(None);
+    };
+    let flags = [
+        ("--quant", args.quant.is_some()),
+        ("--tensor-quant", !args.tensor_quant.is_empty()),
+        ("--mean-bits", args.mean_bits.is_some()),
+        ("--router-stats", args.router_stats.is_some()),
+        ("--shard-max-gb", args.shard_max_gb.is_some()),
+    ];
+    match flags.iter().find(|(_, given)| *given) {
+        None => Ok(Some(to)),
+        Some((flag, _)) => Err(usage(format!(
+            "{}: {flag} is for CMF files; a file of this name holds the weights of the source as they are",
+            shown(&args.out)
+        ))),
+    }
 }
 
 fn options(args: &Args) -> Result<Options> {

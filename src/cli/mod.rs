@@ -56,7 +56,7 @@ Environment variables (a flag takes precedence):
   CMF_GPU_KV       --kv
   CMF_GPU_VRAM_MB  --vram-mb";
 
-/// Runs language models from CMF files on any GPU.
+/// Runs language models from CMF, GGUF and .ninfer files and Hugging Face directories on any GPU.
 #[derive(Parser)]
 #[command(name = "cmf-gpu", version, max_term_width = 100)]
 #[command(after_help = ENVIRONMENT)]
@@ -110,7 +110,7 @@ enum Command {
     Parity(parity::Args),
     /// Measures the speed of prefill and decode
     Bench(bench::Args),
-    /// Converts a Hugging Face directory, a GGUF file or a CMF file to CMF
+    /// Converts a Hugging Face directory, a GGUF, .ninfer or CMF file to CMF, and ternary models between GGUF and .ninfer
     Convert(convert::Args),
     /// Prints the prompt that the chat template makes of a conversation
     ChatTemplate(text::TemplateArgs),

@@ -1,4 +1,5 @@
-//! Conversion to containers, from Hugging Face directories, GGUF files, and containers with other types.
+//! Conversion to containers, from Hugging Face directories, GGUF and `.ninfer` files, and containers with other types; and of
+//! ternary models between GGUF and `.ninfer` files.
 //!
 //! Every source is a `Model`: a header, and tensors as matrices that can be read row by row. The rest is the same for all
 //! sources: every tensor gets a type, is encoded from the mapped file and written. Only the tensor in hand is in memory. Nothing
@@ -16,6 +17,7 @@ mod quantised;
 mod requant;
 mod rotation;
 mod router_stats;
+mod ternary;
 mod write;
 
 use crate::error::{Error, Result};
@@ -29,12 +31,13 @@ pub use loss::{Group, Share};
 pub use options::{Event, Options, Report, Target};
 pub use quantised::quantised;
 pub use router_stats::RouterStats;
+pub use ternary::{Exchange, exchange};
 
 /// Converts the model at `src` to the container `out`, which is written under another name and renamed at the end.
 /// `progress` may end it; then no file is left.
 ///
-/// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file (any part of a split one) or a
-/// container.
+/// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file (any part of a split one), a
+/// `.ninfer` file or a container.
 ///
 /// Errors: `UnsupportedModel` names the architecture, the configuration key or the tensor that is not supported, and with
 /// [`Options::strict`] a tensor that would be left out; `UnsupportedTensorType` names the type that cannot be read, or the

@@ -28,5 +28,7 @@ pub(crate) use file::{MappedFile, read_start, refuse_pointer};
 pub(crate) use hash::check_hash;
 pub use hash::hash64;
 #[cfg(feature = "tools")]
+pub(crate) use output::publish;
+#[cfg(feature = "tools")]
 pub use output::{not_the_output, target, temporary_beside};
 pub use tensor::{TensorId, TensorInfo, TensorSpec};

@@ -32,6 +32,10 @@ pub fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
     if std::fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
         bail!(Io, "{}: exists and is not a regular file", path.display());
     }
+    let directory = parent(path);
+    if !directory.is_dir() {
+        bail!(Io, "{}: there is no directory {}", path.display(), directory.display());
+    }
     let mut builder = tempfile::Builder::new();
     builder.prefix(".cmf-").suffix(".partial");
     #[cfg(unix)]
@@ -42,7 +46,7 @@ pub fn temporary_beside(path: &Path) -> Result<NamedTempFile> {
     }
     // Errors name `path`, not the temporary file.
     let failed = |err: std::io::Error| Error::io(path, &err.kind().into());
-    builder.tempfile_in(parent(path)).map_err(failed)
+    builder.tempfile_in(directory).map_err(failed)
 }
 
 /// Errors: `Usage` if `out` and `input` are the same file, under any names.

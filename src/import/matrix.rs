@@ -2,6 +2,7 @@
 //!
 //! Reads from a mapped file, a few rows at a time and from several threads. Knows encodings, not names.
 
+use super::form::{Applied, Form};
 use super::gathered::Gathered;
 use super::stacked::StackedProjections;
 use crate::dtype::{Dtype, Order, RowDecoder, RowOrder, TiledHeads};
@@ -37,17 +38,6 @@ struct Stacked {
     projections: StackedProjections,
 }
 
-/// The function that the source has applied to every value.
-#[derive(Clone, Copy, PartialEq)]
-enum Applied {
-    /// None.
-    Identity,
-    /// v + this.
-    Plus(f32),
-    /// -exp(v).
-    NegativeExponential,
-}
-
 /// The rotation of the rows that a source holds.
 #[derive(Clone)]
 struct Rotated {
@@ -81,10 +71,8 @@ pub struct Matrix {
     dtype: Result<Dtype>,
     /// The source's checksum of the bytes.
     hash: Option<u64>,
-    /// Of a vector, the order of rows is that of its elements.
-    order: Order,
+    form: Form,
     stacked: Option<Box<Stacked>>,
-    applied: Applied,
     /// The rotation that is undone when values are read.
     rotated: Option<Rotated>,
 }
@@ -99,14 +87,14 @@ impl Matrix {
             origin,
             dtype,
             hash: None,
-            order: Order::default(),
+            form: Form::default(),
             stacked: None,
-            applied: Applied::Identity,
             rotated: None,
         }
     }
 
-    /// The tensor in `range` of a file. Errors: `Bounds` when the range reaches past the end.
+    /// The tensor in `range` of a file. Errors: `Bounds` when the range reaches past the end, and for a shape with more elements
+    /// than can be counted.
     pub(super) fn in_file(
         shape: Vec<u64>,
         file: &Arc<MappedFile>,
@@ -114,7 +102,20 @@ impl Matrix {
         dtype: Result<Dtype>,
     ) -> Result<Matrix> {
         if file.bytes().get(range.clone()).is_none() {
-            bail!(Bounds, "{}: bytes {range:?} lie past the end", file.path().display());
+            bail!(
+                Bounds,
+                "{}: bytes {range:?}, the file has {}",
+                file.path().display(),
+                file.len()
+            );
+        }
+        let elements = shape.iter().try_fold(1u64, |count, &dim| count.checked_mul(dim));
+        if elements.is_none_or(|count| usize::try_from(count).is_err()) {
+            bail!(
+                Bounds,
+                "{}: the elements of shape {shape:?} overflow",
+                file.path().display()
+            );
         }
         Ok(Matrix::new(shape, dtype, Origin::File(file.clone(), range)))
     }
@@ -183,50 +184,18 @@ impl Matrix {
 
     /// The type of the payload and the order of its rows and columns, if the values of the tensor are those of the payload.
     pub fn stored(&self) -> Option<(Dtype, Order)> {
-        let as_it_is = self.stacked.is_none() && self.applied == Applied::Identity && self.rotated.is_none();
+        let as_it_is = self.stacked.is_none() && self.form.applied == Applied::Identity && self.rotated.is_none();
         self.dtype
             .as_ref()
             .ok()
             .filter(|_| as_it_is)
-            .map(|&dtype| (dtype, self.order))
+            .map(|&dtype| (dtype, self.form.order))
     }
 
-    /// The same tensor, whose rows (of a vector: elements) are heads of `head_dim` with interleaved halves: the source has
-    /// rows j and j + head_dim/2 of a head at 2j and 2j+1.
-    ///
-    /// Errors: `UnsupportedModel` when the rows are not whole heads.
-    pub fn interleaved(mut self, head_dim: usize) -> Result<Matrix> {
-        let rotating = self.shape.first().copied().unwrap_or(0);
-        if head_dim == 0 || !head_dim.is_multiple_of(2) || !rotating.is_multiple_of(head_dim as u64) {
-            bail!(UnsupportedModel, "{rotating} rows are not whole heads of {head_dim}");
-        }
-        self.order.rows = RowOrder::Interleaved(head_dim);
-        Ok(self)
-    }
-
-    /// The same tensor, to every value of which the source has added `excess`.
-    pub fn less(mut self, excess: f32) -> Matrix {
-        self.applied = Applied::Plus(excess);
-        self
-    }
-
-    /// The same tensor, of whose values v the source holds -exp(v).
-    pub fn negative_exponentials(mut self) -> Matrix {
-        self.applied = Applied::NegativeExponential;
-        self
-    }
-
-    /// The same tensor, whose rows (of a vector: elements) are tiled heads. Errors: `UnsupportedModel` when they are not.
-    pub fn tiled_rows(mut self, heads: TiledHeads) -> Result<Matrix> {
-        heads.check(self.shape.first().copied().unwrap_or(0))?;
-        self.order.rows = RowOrder::Tiled(heads);
-        Ok(self)
-    }
-
-    /// The same tensor, whose columns are tiled heads. Errors: `UnsupportedModel` when they are not.
-    pub fn tiled_cols(mut self, heads: TiledHeads) -> Result<Matrix> {
-        heads.check(self.shape.last().copied().unwrap_or(0))?;
-        self.order.cols = Some(heads);
+    /// The same tensor, which the source holds in this form. Errors: as [`Form::check`].
+    pub(super) fn in_form(mut self, form: Form) -> Result<Matrix> {
+        form.check(&self.shape)?;
+        self.form = form;
         Ok(self)
     }
 
@@ -242,6 +211,14 @@ impl Matrix {
                 lower.shape
             );
         };
+        if [&self, &lower].iter().any(|part| !part.form.order.is_same()) {
+            bail!(
+                UnsupportedModel,
+                "expected two matrices in order to stack, found the orders {:?} and {:?}",
+                self.form.order,
+                lower.form.order
+            );
+        }
         let (upper_rows, cols) = (*upper_rows, *cols);
         let rows = upper_rows.checked_add(*lower_rows);
         if cols != *lower_cols || rows.is_none() || rows != projections.rows().map(|rows| rows as u64) {
@@ -277,7 +254,7 @@ impl Matrix {
 
     /// Whether the columns are heads in another order than that of the container.
     pub fn has_tiled_columns(&self) -> bool {
-        self.order.cols.is_some()
+        self.form.order.cols.is_some()
     }
 
     /// A vector as a matrix of one row; matrices are unchanged.
@@ -288,12 +265,39 @@ impl Matrix {
         self
     }
 
+    /// The payload with its rows in the container's order.
+    ///
+    /// Errors: `UnsupportedTensorType` for a tensor whose values or columns the source holds in another form; as
+    /// [`Matrix::bytes`].
+    #[cfg(feature = "tools")]
+    pub fn ordered_bytes(&self) -> Result<Cow<'_, [u8]>> {
+        let (_, cols) = self.rows_cols();
+        let stored = self.stored().filter(|(_, order)| order.cols.is_none());
+        let Some((row_bytes, rows)) = stored.and_then(|(dtype, order)| Some((dtype.row_bytes(cols)?, order.rows)))
+        else {
+            bail!(UnsupportedTensorType, "the source holds its rows in another form");
+        };
+        let bytes = self.bytes()?;
+        if rows == RowOrder::Same {
+            return Ok(bytes);
+        }
+        let row = |row: usize| {
+            let first = rows.source(row).checked_mul(row_bytes)?;
+            bytes.get(first..first.checked_add(row_bytes)?)
+        };
+        let mut ordered = Vec::with_capacity(bytes.len());
+        for index in 0..bytes.len() / row_bytes.max(1) {
+            ordered.extend(row(index).ok_or_else(|| past(index))?);
+        }
+        Ok(Cow::Owned(ordered))
+    }
+
     /// `rows` rows from row `first` on, as a matrix of their own. All dimensions but the last count as rows.
     ///
     /// Errors: `Bounds` when there are not so many, `UnsupportedTensorType` for a tensor whose rows cannot be separated.
     pub fn rows(&self, first: usize, rows: usize) -> Result<Matrix> {
-        let in_order = self.order.is_same() && self.stacked.is_none() && self.rotated.is_none();
-        if !in_order || self.applied == Applied::NegativeExponential {
+        let in_order = self.form.order.is_same() && self.stacked.is_none() && self.rotated.is_none();
+        if !in_order || self.form.applied == Applied::NegativeExponential {
             bail!(UnsupportedTensorType, "rows of a reordered tensor cannot be separated");
         }
         let (all, cols) = self.rows_cols();
@@ -312,7 +316,7 @@ impl Matrix {
         let bytes = bytes().ok_or_else(|| past(first))?;
         let part = Matrix::in_file(vec![rows as u64, cols as u64], file, bytes, self.dtype())?;
         Ok(Matrix {
-            applied: self.applied,
+            form: self.form,
             ..part
         })
     }
@@ -405,7 +409,7 @@ impl Matrix {
 
     /// The type of the payload, if its values are those of the rows.
     fn stored_dtype(&self) -> Option<Dtype> {
-        let plain = self.applied == Applied::Identity && self.rotated.is_none();
+        let plain = self.form.applied == Applied::Identity && self.rotated.is_none();
         self.dtype.as_ref().ok().copied().filter(|_| plain)
     }
 
@@ -413,12 +417,12 @@ impl Matrix {
         let (rows, cols) = self.rows_cols();
         let mut stored = self.stored_reader(content, rows, cols)?;
         if content == Content::Values {
-            stored = undo(stored, self.applied);
+            stored = undo(stored, self.form.applied);
             if let Some(rotated) = &self.rotated {
                 stored = rotated_back(stored, cols, rotated);
             }
         }
-        let stored = match self.order.cols {
+        let stored = match self.form.order.cols {
             Some(heads) => in_col_order(stored, cols, heads),
             None => stored,
         };
@@ -439,7 +443,7 @@ impl Matrix {
                 })
             }));
         }
-        Ok(match self.order.rows {
+        Ok(match self.form.order.rows {
             RowOrder::Same => stored,
             rows => self.in_row_order(stored, rows),
         })
@@ -519,10 +523,10 @@ impl Matrix {
 fn undo(stored: Reader, applied: Applied) -> Reader {
     Box::new(move |first, out| {
         stored(first, out)?;
-        match applied {
-            Applied::Identity => {}
-            Applied::Plus(excess) => out.iter_mut().for_each(|value| *value -= excess),
-            Applied::NegativeExponential => out.iter_mut().for_each(|value| *value = (-*value).ln()),
+        if applied != Applied::Identity {
+            for value in out {
+                *value = applied.undo(*value)?;
+            }
         }
         Ok(())
     })

@@ -1,13 +1,15 @@
-//! Models that were trained elsewhere, as GGUF files, `.ninfer` files and Hugging Face directories have them: found, checked, and described
-//! under the container's names.
+//! Models that were trained elsewhere, as GGUF files, `.ninfer` files and Hugging Face directories have them: found, checked, and
+//! described under the container's names.
 //!
-//! [`gguf`], [`ninfer`] and [`hugging_face`] return a [`Model`]: the network, and tensors whose values are read from the mapped files. What a file stores in
-//! another order or form than the container is described, not copied.
+//! [`gguf`], [`ninfer`] and [`hugging_face`] return a [`Model`]: the network, and tensors whose values are read from the mapped
+//! files. What a file stores in another order or form than the container is described, not copied. The same tables say where
+//! files of ternary models that are written have the tensors.
 
 mod arch;
 mod bind;
 mod experts;
 mod family;
+mod form;
 mod gathered;
 mod gguf;
 mod hf;
@@ -22,9 +24,14 @@ mod tokenizer;
 pub use model::{Model, Tensor};
 #[cfg(feature = "tools")]
 pub use {
+    form::Applied,
+    gguf::{Place, architecture, place},
     matrix::{Matrix, Reader},
-    roles::{EMBED, LAYER_PREFIX, LM_HEAD, is_recurrent_gate, is_router},
+    ninfer::{FRONTEND, Layout, Rows, SIGNS, WIDTHS, known, layout},
+    roles::{EMBED, LAYER_PREFIX, LM_HEAD, MTP_PREFIX, is_recurrent_gate, is_router},
+    rope::yarn_attention,
     stacked::StackedProjections,
+    tokenizer::describe,
 };
 
 use crate::error::{Error, Result, bail};
@@ -94,19 +101,28 @@ impl Format {
 /// `UnsupportedTensorType` the type that cannot be read; `MissingTensor` the tensors that the files lack; `Tokenizer`;
 /// `ShardMismatch`, `Io`, `Parse` and `Bounds` for damaged files.
 pub fn gguf(path: &Path) -> Result<Model> {
-    gguf::Source::open(path)?.model()
+    gguf::Source::open(path)?.model().map_err(|err| at(path, err))
 }
 
 /// The model in a `.ninfer` file. Reads no weights.
 ///
 /// Errors: as [`gguf`], and `UnsupportedFeature` for rotations of weights that are not defined.
 pub fn ninfer(path: &Path) -> Result<Model> {
-    ninfer::Source::open(path)?.model()
+    ninfer::Source::open(path)?.model().map_err(|err| at(path, err))
 }
 
 /// The model in a Hugging Face directory, or in one safetensors file beside its configuration. Reads no weights.
 ///
 /// Errors: as [`gguf`].
 pub fn hugging_face(path: &Path) -> Result<Model> {
-    hf::Source::open(path)?.model()
+    hf::Source::open(path)?.model().map_err(|err| at(path, err))
+}
+
+/// The error with the path of the model in front, if it does not begin with it.
+fn at(path: &Path, err: Error) -> Error {
+    let shown = path.display().to_string();
+    match err.message.starts_with(&shown) {
+        true => err,
+        false => err.context(shown),
+    }
 }

@@ -147,6 +147,9 @@ pub(super) const GGUF_LAYER_PREFIX: &str = "blk.";
 /// The projection to q, k and v of a layer whose inputs are split, after the layer's prefix.
 pub(super) const DELTA_INPUT: &str = "linear_attn.in_proj_qkv.weight";
 
+/// The convolution of a recurrence, after the layer's prefix.
+pub(super) const CONVOLUTION: &str = "linear_attn.conv1d.weight";
+
 /// The tensors before the layers.
 pub(super) const HEAD: &[Role] = rows! {
     EMBED, "token_embd.weight", [Vocab, Hidden], Always;
@@ -170,7 +173,7 @@ pub(super) const LAYER: &[Role] = rows! {
     "self_attn.q_norm.weight", "attn_q_norm.weight", [Head], QkNorm;
     "self_attn.k_norm.weight", "attn_k_norm.weight", [Head], QkNorm;
     "linear_attn.A_log", "ssm_a", [DeltaHeads], Delta;
-    "linear_attn.conv1d.weight", "ssm_conv1d.weight", [DeltaChannels, One, Taps], Delta;
+    CONVOLUTION, "ssm_conv1d.weight", [DeltaChannels, One, Taps], Delta;
     "linear_attn.dt_bias", "ssm_dt.bias", [DeltaHeads], Delta;
     DELTA_INPUT, "attn_qkv.weight", [DeltaChannels, Hidden], DeltaInputs(Delta::Split);
     "linear_attn.in_proj_z.weight", "attn_gate.weight", [DeltaValues, Hidden], DeltaInputs(Delta::Split);
@@ -249,7 +252,7 @@ pub(super) const TAIL: &[Role] = rows! {
 };
 
 /// Prefix of the draft head (multi-token prediction). The names in its layers are those of the network's layers.
-pub(super) const MTP_PREFIX: &str = "model.mtp.";
+pub const MTP_PREFIX: &str = "model.mtp.";
 
 /// Prefixes of the draft head's tensors in published models, and in the container.
 pub(super) const MTP_NAMES: [(&str, &str); 4] = [
@@ -259,14 +262,14 @@ pub(super) const MTP_NAMES: [(&str, &str); 4] = [
     ("mtp.", MTP_PREFIX),
 ];
 
-/// The tensors of a draft head before its layers. GGUF files of these families have none.
+/// The tensors of a draft head before its layers. In GGUF files the head is a block after the layers.
 pub(super) const MTP: &[Role] = rows! {
-    "enorm.weight", "", [Hidden], Always;
-    "hnorm.weight", "", [Hidden], Always;
-    "eh_proj.weight", "", [Hidden, TwoHidden], Always;
+    "enorm.weight", "nextn.enorm.weight", [Hidden], Always;
+    "hnorm.weight", "nextn.hnorm.weight", [Hidden], Always;
+    "eh_proj.weight", "nextn.eh_proj.weight", [Hidden, TwoHidden], Always;
 };
 
 /// The tensors of a draft head after its layers.
 pub(super) const MTP_TAIL: &[Role] = rows! {
-    "norm.weight", "", [Hidden], Always;
+    "norm.weight", "nextn.shared_head_norm.weight", [Hidden], Always;
 };

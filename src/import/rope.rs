@@ -62,7 +62,7 @@ pub(super) fn linear(factor: f64, count: usize) -> Result<Vec<f64>> {
 }
 
 /// YaRN's default factor of cos and sin: 0.1·weight·ln(factor) + 1, and 1 for factors up to 1.
-pub(super) fn yarn_attention(factor: f64, weight: f64) -> f64 {
+pub fn yarn_attention(factor: f64, weight: f64) -> f64 {
     if factor <= 1.0 {
         1.0
     } else {

@@ -6,9 +6,10 @@
 use super::model::{ModelSource, SamplingDefaults, TextAssets};
 use super::tensors::{Place, Stored, Tensors};
 use crate::dtype::encode::encode;
-use crate::dtype::{Dtype, Order};
+use crate::dtype::{Dtype, Order, Size};
 use crate::error::{Error, Kind, Result, bail};
 use crate::format::cmf::TokenizerConfig;
+use crate::format::hadamard::Hadamard;
 use crate::format::{TensorId, TensorInfo};
 use crate::import::{Model, Tensor};
 use serde_json::Value;
@@ -30,9 +31,11 @@ pub struct ImportedTensors {
 }
 
 impl ImportedTensors {
+    /// The tensors of `files`, of which those that `rotation` names are rotated.
+    ///
     /// Errors: `UnsupportedTensorType` for a matrix whose payload cannot be used as it is, and for a shape that its type does
-    /// not allow.
-    pub fn new(tensors: Vec<Tensor>, files: Vec<PathBuf>) -> Result<ImportedTensors> {
+    /// not allow; `Bounds` for a payload of another size than its shape has.
+    pub fn new(tensors: Vec<Tensor>, files: Vec<PathBuf>, rotation: Option<&Hadamard>) -> Result<ImportedTensors> {
         let mut set = ImportedTensors {
             infos: Vec::with_capacity(tensors.len()),
             orders: Vec::with_capacity(tensors.len()),
@@ -42,8 +45,9 @@ impl ImportedTensors {
             files,
         };
         for (id, tensor) in set.tensors.iter().enumerate() {
-            let Reading { info, order, tiled } =
-                reading(tensor).map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
+            let rotated = rotation.is_some_and(|rotation| rotation.forward.contains(&tensor.name));
+            let read = reading(tensor, rotated).map_err(|err| err.context(format!("tensor '{}'", tensor.name)));
+            let Reading { info, order, tiled } = read?;
             set.ids.insert(info.name.clone(), id);
             set.infos.push(info);
             set.orders.push(order);
@@ -68,8 +72,8 @@ struct Reading {
     tiled: bool,
 }
 
-/// How a tensor is read.
-fn reading(tensor: &Tensor) -> Result<Reading> {
+/// How a tensor is read. `rotated`: its columns cannot move.
+fn reading(tensor: &Tensor, rotated: bool) -> Result<Reading> {
     let data = &tensor.data;
     let is_vector = data.shape.len() == 1;
     // Elements of a vector are not rows: a vector in another order, or of a type for matrices, is made.
@@ -83,20 +87,32 @@ fn reading(tensor: &Tensor) -> Result<Reading> {
             data.dtype()?.name()
         ),
     };
-    // Heads that are no whole blocks cannot be moved; then the network follows the order of the file.
+    // Heads that are rotated or no whole blocks cannot be moved; then the network follows the order of the file.
     let tiled = order.as_mut().is_some_and(|order| {
         let blocks = dtype.block().map_or(usize::MAX, |(weights, _)| weights);
-        order.cols.take_if(|heads| !heads.keeps_blocks(blocks)).is_some()
+        order
+            .cols
+            .take_if(|heads| rotated || !heads.keeps_blocks(blocks))
+            .is_some()
     });
+    let (Size::Exact(size) | Size::AtLeast(size)) = dtype.size(&data.shape)?;
     let nbytes = match order {
-        Some(_) => data.nbytes()?,
-        None => data.rows_cols().1.saturating_mul(4),
+        Some(_) => data.nbytes()? as u64,
+        None => size,
     };
+    if nbytes != size {
+        bail!(
+            Bounds,
+            "{nbytes} bytes; type {} and shape {:?} require {size}",
+            dtype.name(),
+            data.shape
+        );
+    }
     let info = TensorInfo {
         name: tensor.name.clone(),
         dtype,
         shape: data.shape.clone(),
-        nbytes: nbytes as u64,
+        nbytes,
     };
     Ok(Reading { info, order, tiled })
 }
@@ -153,7 +169,7 @@ impl ModelSource {
     /// The model that an importer has read. Errors: those of [`ImportedTensors::new`], `Tokenizer` for ids out of range.
     pub fn from_import(mut model: Model) -> Result<ModelSource> {
         let tensors = std::mem::take(&mut model.tensors);
-        let tensors = ImportedTensors::new(tensors, model.files.clone())?;
+        let tensors = ImportedTensors::new(tensors, model.files.clone(), model.arch.prism_hadamard.as_ref())?;
         ModelSource::described(model, Arc::new(tensors))
     }
 

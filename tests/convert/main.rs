@@ -1,6 +1,8 @@
 //! The importers and the converter, from source files to opened containers.
 
+mod block_types;
 mod build;
+mod exchange;
 mod experts;
 mod families;
 mod gguf;

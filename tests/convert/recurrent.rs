@@ -443,6 +443,50 @@ fn a_gguf_file_gives_the_same_network() {
     assert!(report.dropped[0].contains("blk.4."), "{:?}", report.dropped);
 }
 
+/// A draft head after the layers is that of the published model.
+#[test]
+fn a_gguf_file_may_have_a_draft_head() {
+    let mut file = gguf();
+    file.set("qwen35.block_count", Meta::U32(5));
+    file.set("qwen35.nextn_predict_layers", Meta::U32(1));
+    for (name, (shape, mut values)) in source_values("qwen3_5_hub") {
+        let Some(part) = name.strip_prefix("mtp.") else {
+            continue;
+        };
+        let own = match part {
+            "fc.weight" => "blk.4.nextn.eh_proj.weight".into(),
+            "pre_fc_norm_embedding.weight" => "blk.4.nextn.enorm.weight".into(),
+            "pre_fc_norm_hidden.weight" => "blk.4.nextn.hnorm.weight".into(),
+            "norm.weight" => "blk.4.nextn.shared_head_norm.weight".into(),
+            _ => hybrid_name(&format!("model.{part}")).replace("blk.0.", "blk.4."),
+        };
+        if part.contains("norm") {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        file.f32(own, &shape, &values);
+    }
+    let (_dir, _, wanted) = converted(&fixture("qwen3_5_hub"), Dtype::F16);
+    let (_guard, report, found) = convert_gguf(&file, Dtype::F16).unwrap();
+    assert!(report.dropped.is_empty(), "{:?}", report.dropped);
+    assert_eq!(found.header().arch.mtp.as_ref().map(|head| head.num_layers), Some(1));
+    let (wanted, found) = (values(&wanted), values(&found));
+    let head = wanted.iter().filter(|(name, _)| name.starts_with("model.mtp."));
+    assert_eq!(head.clone().count(), 15);
+    for (name, tensor) in head {
+        assert!(found.get(name) == Some(tensor), "{name}");
+    }
+    // A part of one is left out, with one note.
+    file.tensors
+        .retain(|tensor| !tensor.name.ends_with("nextn.hnorm.weight"));
+    let (_guard, report, found) = convert_gguf(&file, Dtype::F16).unwrap();
+    assert_eq!((found.header().arch.mtp.as_ref(), report.dropped.len()), (None, 14));
+    let notes = report
+        .notes
+        .iter()
+        .filter(|note| note.contains("14 tensors of blocks after the layers"));
+    assert_eq!(notes.count(), 1, "{:?}", report.notes);
+}
+
 /// The golden model with eight value heads of half the width.
 fn eight_heads() -> Values {
     let mut source = source_values("qwen3_5");

@@ -95,7 +95,7 @@ fn in_order(source: &ModelSource) -> ModelSource {
 }
 
 /// The same values as f32 in memory.
-fn as_f32(source: &ModelSource) -> ModelSource {
+pub fn as_f32(source: &ModelSource) -> ModelSource {
     let copies = source.tensors.infos().iter().enumerate().map(|(id, info)| {
         let stored = source.tensors.stored(id).unwrap();
         let (rows, cols) = info.rows_cols();

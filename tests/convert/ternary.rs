@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const TOLERANCE: f32 = 1e-3;
 
-fn path(name: &str) -> PathBuf {
+pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/ternary")
         .join(name)
@@ -24,20 +24,20 @@ fn json(name: &str) -> Value {
 
 /// An object with its bytes.
 #[derive(Clone)]
-struct Object {
-    name: String,
+pub struct Object {
+    pub name: String,
     tensor: Option<Tensor>,
-    bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 /// A `.ninfer` file in memory.
-struct File {
+pub struct File {
     identity: Identity,
-    objects: Vec<Object>,
+    pub objects: Vec<Object>,
 }
 
 impl File {
-    fn read(name: &str) -> File {
+    pub fn read(name: &str) -> File {
         let bytes = std::fs::read(path(name)).unwrap();
         let file = Ninfer::parse(&bytes).unwrap();
         let objects = file.objects.iter().map(|object| Object {
@@ -51,7 +51,7 @@ impl File {
         }
     }
 
-    fn take(&mut self, name: &str) -> Object {
+    pub fn take(&mut self, name: &str) -> Object {
         let at = self.objects.iter().position(|object| object.name == name).unwrap();
         self.objects.remove(at)
     }
@@ -61,7 +61,7 @@ impl File {
         object.name = to.to_owned();
     }
 
-    fn add(&mut self, name: &str, tensor: Option<(&[u64], Format)>, bytes: &[u8]) {
+    pub fn add(&mut self, name: &str, tensor: Option<(&[u64], Format)>, bytes: &[u8]) {
         self.objects.push(Object {
             name: name.to_owned(),
             tensor: tensor.map(|(shape, format)| Tensor {
@@ -100,7 +100,7 @@ impl File {
         self
     }
 
-    fn write(self) -> (TempDir, PathBuf) {
+    pub fn write(self) -> (TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.ninfer");
         let objects = self.objects.into_iter().map(|object| NewObject {
@@ -346,6 +346,42 @@ fn what_is_no_part_of_the_network_is_refused_by_name() {
         let err = file.open().err().expect(text);
         assert!(err.kind == kind && err.message.contains(text), "{text}: {err}");
     }
+}
+
+/// Columns of rotated weights that are tiled heads cannot move: the activation follows them. The other way to compute the same
+/// network is without the rotation, whose rows are multiplied back first.
+#[test]
+fn rotated_columns_may_be_tiled() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiled.gguf");
+    let mut file = crate::exchange::ternary_gguf("hybrid-ptq1_0.gguf");
+    let grouped = |path: &Path| logits(source::open(path).unwrap(), &[5, 77, 301, 12, 450], false);
+    std::fs::write(&path, file.bytes()).unwrap();
+    let before = grouped(&path);
+    file.set("prism.hadamard.gdn_v_grouped", crate::build::Meta::Bool(false));
+    std::fs::write(&path, file.bytes()).unwrap();
+    let plain = cmf_gpu::convert::quantised(&path, cmf_gpu::convert::Options::new(Dtype::F32)).unwrap();
+    let far = |a: &[Vec<f32>], b: &[Vec<f32>]| {
+        let pairs = a.iter().flatten().zip(b.iter().flatten());
+        pairs.map(|(a, b)| (a - b).abs()).fold(0f32, f32::max)
+    };
+    for on_device in [false, true] {
+        let tokens = [5, 77, 301, 12, 450];
+        let found = logits(source::open(&path).unwrap(), &tokens, on_device);
+        let wanted = logits(plain.clone(), &tokens, on_device);
+        // Vectors of the network without rotation are f16.
+        assert!(far(&found, &wanted) < 20.0 * TOLERANCE, "{}", far(&found, &wanted));
+        assert!(far(&found, &before) > 1.0, "another network");
+    }
+    // Neither a CMF nor a .ninfer file can state it.
+    let out = dir.path().join("out.cmf");
+    let keeping = cmf_gpu::convert::Options::keeping();
+    let go = &mut |_: cmf_gpu::convert::Event| std::ops::ControlFlow::Continue(());
+    let err = cmf_gpu::convert::convert(&path, &out, &keeping, go).unwrap_err();
+    assert_eq!(err.kind, Kind::UnsupportedFeature, "{err}");
+    let out = dir.path().join("out.ninfer");
+    let err = cmf_gpu::convert::exchange(&path, &out, cmf_gpu::convert::Exchange::Ninfer, false, go).unwrap_err();
+    assert!(err.message.contains("another form"), "{err}");
 }
 
 /// The recorded edits of a file.

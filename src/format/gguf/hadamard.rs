@@ -45,7 +45,7 @@ pub struct Rotation {
     /// Blocks, signs, names.
     pub hadamard: Hadamard,
     /// Whether the columns of rotated `ssm_out` matrices are in the container's order, in which the value heads of a key head
-    /// are neighbours. All other tensors have tiled heads.
+    /// are neighbours; otherwise they have tiled heads, as all other tensors do. Columns cannot move after the rotation.
     pub grouped_values: bool,
 }
 
@@ -99,13 +99,6 @@ impl Rotation {
         hadamard.inverse = keys.names(INVERSE)?;
         keys.check(&hadamard, tied)?;
         let grouped_values = metadata.bool(&key("gdn_v_grouped"))?.unwrap_or(false);
-        if !grouped_values && hadamard.forward.iter().any(|name| name.ends_with(".ssm_out.weight")) {
-            bail!(
-                UnsupportedFeature,
-                "'{PREFIX}gdn_v_grouped' is false with a rotated ssm_out, supported: true, because columns cannot be moved after \
-                 the rotation"
-            );
-        }
         Ok(Some(Rotation {
             hadamard,
             grouped_values,

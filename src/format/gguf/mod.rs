@@ -6,14 +6,18 @@
 mod hadamard;
 mod metadata;
 mod types;
+#[cfg(feature = "tools")]
+mod writer;
 
 pub use hadamard::Rotation;
 pub use metadata::{Metadata, shortest};
+#[cfg(feature = "tools")]
+pub use writer::{Item, NewTensor, write};
 
 use crate::dtype::{Dtype, Size};
 use crate::error::{Error, Kind, Result, bail};
 use metadata::Cursor;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// The first four bytes of a file.
@@ -22,6 +26,8 @@ pub const MAGIC: [u8; 4] = *b"GGUF";
 const MAX_NAME: u64 = 64;
 const MAX_DIMS: u32 = 4;
 const ALIGNMENT_KEY: &str = "general.alignment";
+/// The alignment of files that do not state one.
+const ALIGNMENT: u64 = 32;
 /// The largest plausible alignment; a larger one is taken as damage.
 const MAX_ALIGNMENT: u32 = 1 << 20;
 
@@ -45,6 +51,7 @@ pub struct Gguf {
     pub metadata: Metadata,
     /// Every tensor, in file order.
     pub tensors: Vec<Tensor>,
+    ids: HashMap<String, usize>,
 }
 
 impl Gguf {
@@ -73,20 +80,20 @@ impl Gguf {
         let key_count = cursor.u64("the metadata count")?;
         let metadata = Metadata::read(&mut cursor, key_count)?;
         let alignment = match metadata.uint32(ALIGNMENT_KEY)? {
-            None => 32,
-            Some(value) if value.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&value) => value,
+            None => ALIGNMENT,
+            Some(value) if value.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(&value) => u64::from(value),
             Some(value) => bail!(
                 Parse,
                 "metadata key '{ALIGNMENT_KEY}': expected a power of two from 8 to {MAX_ALIGNMENT}, found {value}"
             ),
         };
-        let tensors = read_tensors(&mut cursor, tensor_count, u64::from(alignment))?;
-        Ok(Gguf { metadata, tensors })
+        let (tensors, ids) = read_tensors(&mut cursor, tensor_count, alignment)?;
+        Ok(Gguf { metadata, tensors, ids })
     }
 
     /// The tensor called `name`.
     pub fn find(&self, name: &str) -> Option<&Tensor> {
-        self.tensors.iter().find(|tensor| tensor.name == name)
+        self.ids.get(name).and_then(|&id| self.tensors.get(id))
     }
 }
 
@@ -99,7 +106,8 @@ struct Record {
     bytes: u64,
 }
 
-fn read_tensors(cursor: &mut Cursor, count: u64, alignment: u64) -> Result<Vec<Tensor>> {
+/// The tensors, and the place of each name among them.
+fn read_tensors(cursor: &mut Cursor, count: u64, alignment: u64) -> Result<(Vec<Tensor>, HashMap<String, usize>)> {
     // The smallest record: name length, one byte of name, dimension count, one dimension, type, offset.
     if count > cursor.left() / 33 {
         bail!(
@@ -108,7 +116,7 @@ fn read_tensors(cursor: &mut Cursor, count: u64, alignment: u64) -> Result<Vec<T
             cursor.left()
         );
     }
-    let mut names = HashSet::new();
+    let mut ids = HashMap::new();
     let mut records = Vec::new();
     for _ in 0..count {
         let record = read_record(cursor)?;
@@ -120,7 +128,7 @@ fn read_tensors(cursor: &mut Cursor, count: u64, alignment: u64) -> Result<Vec<T
                 record.offset
             );
         }
-        if !names.insert(record.name.clone()) {
+        if ids.insert(record.name.clone(), records.len()).is_some() {
             bail!(Parse, "tensor '{}' occurs twice", record.name);
         }
         records.push(record);
@@ -143,7 +151,7 @@ fn read_tensors(cursor: &mut Cursor, count: u64, alignment: u64) -> Result<Vec<T
             bail!(Bounds, "tensors '{}' and '{}' overlap", a.name, b.name);
         }
     }
-    Ok(tensors)
+    Ok((tensors, ids))
 }
 
 fn read_record(cursor: &mut Cursor) -> Result<Record> {

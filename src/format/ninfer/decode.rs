@@ -24,7 +24,13 @@ impl<'a> Decoder<'a> {
         let cols = shape.last().copied().unwrap_or(1);
         let rows = shape.iter().rev().skip(1).product::<u64>();
         let payload = bytes.get(object.range.clone());
-        let payload = payload.ok_or_else(|| Error::new(Kind::Bounds, format!("object '{}'", object.name)))?;
+        let payload = payload.ok_or_else(|| {
+            let (name, range, len) = (&object.name, &object.range, bytes.len());
+            Error::new(
+                Kind::Bounds,
+                format!("object '{name}' is at bytes {range:?}, the file has {len}"),
+            )
+        })?;
         Ok(Decoder {
             format: *format,
             payload,

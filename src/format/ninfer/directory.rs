@@ -121,7 +121,7 @@ fn directory(bytes: &[u8]) -> Result<(&[u8], u64)> {
     }
     let json_bytes = u64_at(bytes, 8).unwrap_or(0);
     if json_bytes == 0 {
-        bail!(Parse, "the directory has 0 bytes");
+        bail!(Parse, "the directory has 0 bytes, expected at least 1");
     }
     let end = PREFIX.checked_add(json_bytes);
     let start = end.and_then(|end| end.checked_next_multiple_of(PAYLOAD_ALIGNMENT));
@@ -254,7 +254,8 @@ impl Entry {
             }),
             None => bail!(
                 Bounds,
-                "object '{name}': {bytes} bytes at offset {offset} end after the file"
+                "object '{name}': {bytes} bytes at offset {offset} end after the file, whose objects have {}",
+                len.saturating_sub(start)
             ),
         }
     }
@@ -277,13 +278,15 @@ fn tensor(entry: &Map<String, Value>, name: &str, what: &str) -> Result<Tensor> 
     let Some(format) = Format::from_name(name_of) else {
         bail!(
             UnsupportedTensorType,
-            "tensor {name}: format {name_of}, which is unknown"
+            "tensor {name}: format {name_of}, known are {}",
+            Format::ALL.map(Format::name).join(", ")
         );
     };
     if !Format::ALL.iter().any(|format| format.layout() == layout) {
         bail!(
             UnsupportedTensorType,
-            "tensor {name}: layout {layout}, which is unknown"
+            "tensor {name}: layout {layout}, expected {}",
+            format.layout()
         );
     }
     if format.layout() != layout {

@@ -4,23 +4,26 @@
 
 mod delta;
 mod keys;
+mod names;
 mod network;
 mod parts;
+
+#[cfg(feature = "tools")]
+pub use names::{Place, architecture, place};
 
 use super::bind::bind;
 use super::family::Family;
 use super::matrix::{Found, Matrix};
 use super::model::{Description, Model};
-use super::roles::{
-    EXPERT, GGUF_LAYER_PREFIX, HEAD, LAYER, LAYER_PREFIX, MIXTURE, MTP_PREFIX, Role, SHARED_EXPERT, TAIL, is_router,
-};
+use super::roles::{GGUF_LAYER_PREFIX, MTP_PREFIX, is_router};
 use super::{experts, tokenizer};
 use crate::dtype::Dtype;
 use crate::error::{Result, bail};
+use crate::format::Arch;
 use crate::format::gguf::{Metadata, Rotation};
 use crate::format::hadamard::Hadamard;
-use crate::format::{Arch, NormStyle};
 use keys::Keys;
+use names::container_name;
 use parts::Parts;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -34,10 +37,6 @@ const SAMPLING: [(&str, &str); 5] = [
     ("min_p", "min_p"),
     ("penalty_repeat", "repetition_penalty"),
 ];
-
-/// The gate projections of all experts of a layer, and the tensor with gate and up projections that some files have instead.
-const EXPERT_GATES: &str = "ffn_gate_exps.weight";
-const EXPERT_GATES_AND_UPS: &str = "ffn_gate_up_exps.weight";
 
 /// An open model.
 pub(super) struct Source(Parts);
@@ -83,6 +82,13 @@ impl Source {
         experts::split_stacked(&mut found, &arch)?;
         let mut bound = bind(family, &mut arch, found)?;
         bound.notes.extend(notes);
+        let of_blocks = format!("{MTP_PREFIX}{GGUF_LAYER_PREFIX}");
+        let left_out = bound.dropped.iter().filter(|name| name.starts_with(&of_blocks)).count();
+        if left_out > 0 {
+            bound.notes.push(format!(
+                "{left_out} tensors of blocks after the layers are left out: they are no draft head that can be used"
+            ));
+        }
         let tokens = tokenizer::read(metadata, self.0.bytes())?;
         let mut provenance = Map::new();
         for key in ["general.name", "general.license"] {
@@ -107,36 +113,38 @@ impl Source {
     /// matrices.
     fn tensors(&self, family: &Family, arch: &Arch, grouped: bool) -> Result<Found> {
         let mut found = Found::new();
+        let has_head =
+            family.delta.is_some() && names::has_draft_head(arch.num_layers, |name| self.0.find(name).is_some());
         for (file, tensor) in self.0.tensors().filter(|(_, tensor)| !network::describes(&tensor.name)) {
-            let named = container_name(family, &tensor.name);
-            let named = named.filter(|_| !is_extra(&tensor.name, arch));
+            let is_extra = names::block(&tensor.name).is_some_and(|number| number >= arch.num_layers);
+            let named = match is_extra {
+                true if has_head => names::draft_head_name(family, &tensor.name, arch.num_layers),
+                true => None,
+                false => container_name(family, &tensor.name),
+            };
             let (name, role) = match named {
                 Some((name, role)) => (name, Some(role)),
-                // Blocks after the layers are a draft head, which is dropped.
-                None if family.delta.is_some() && is_extra(&tensor.name, arch) => {
-                    (format!("{MTP_PREFIX}{}", tensor.name), None)
-                }
+                // Other blocks after the layers are dropped.
+                None if family.delta.is_some() && is_extra => (format!("{MTP_PREFIX}{}", tensor.name), None),
                 // The binder refuses unknown names.
                 None => (tensor.name.clone(), None),
             };
             let mut matrix = Matrix::in_file(tensor.shape.clone(), file, tensor.range.clone(), Ok(tensor.dtype))?;
-            if family.gguf_interleaves_qk && role.is_some_and(|role| role.rotates) {
-                matrix = matrix.interleaved(arch.head_dim)?;
-            }
             // Some files store a matrix of one row as a vector.
             if role.is_some_and(|role| is_router(role.name)) {
                 matrix = matrix.one_row();
             }
-            // Stores w, not 1+w with the other norm style: f16 keeps more bits of a small w than of 1+w.
-            if family.norm_style == NormStyle::Gemma && role.is_some_and(|role| of_norm_style(role.name)) {
-                matrix = matrix.less(1.0);
-            }
-            if let Some(role) = role.filter(|_| family.delta.is_some()) {
+            if let Some(role) = role {
+                if names::lacks_middle(role) && matrix.shape.len() == 2 {
+                    matrix.shape.insert(1, 1);
+                }
                 let rotated = arch
                     .prism_hadamard
                     .as_ref()
                     .is_some_and(|rotation| rotation.forward.contains(&name));
-                matrix = delta::arrange(matrix, role, family, arch, grouped && rotated)
+                let form = names::form(role, family, arch, grouped && rotated);
+                matrix = matrix
+                    .in_form(form)
                     .map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?;
             }
             if found.insert(name.clone(), matrix).is_some() {
@@ -167,20 +175,6 @@ fn renamed(rotation: &Rotation, family: &Family) -> Result<Hadamard> {
     Ok(renamed)
 }
 
-/// Whether a tensor belongs to a block after the layers.
-fn is_extra(name: &str, arch: &Arch) -> bool {
-    let block = name
-        .strip_prefix(GGUF_LAYER_PREFIX)
-        .and_then(|rest| rest.split_once('.'));
-    let number = block.and_then(|(number, _)| number.parse::<usize>().ok());
-    number.is_some_and(|number| number >= arch.num_layers)
-}
-
-/// Whether a norm has the family's style. The norm of a recurrence is plain in all families.
-fn of_norm_style(name: &str) -> bool {
-    name.ends_with("norm.weight") && name != "linear_attn.norm.weight"
-}
-
 /// The sampler's settings under the names of a generation configuration.
 fn sampling(metadata: &Metadata) -> Result<Map<String, Value>> {
     let mut found = Map::new();
@@ -190,33 +184,4 @@ fn sampling(metadata: &Metadata) -> Result<Map<String, Value>> {
         }
     }
     Ok(found)
-}
-
-/// The container's name of a GGUF tensor, and its role; `None` for unknown names.
-fn container_name(family: &Family, name: &str) -> Option<(String, &'static Role)> {
-    let of = |roles: &'static [Role], name: &str| {
-        let mut own = roles.iter().filter(|role| role.need.of(family).is_some());
-        own.find(|role| role.gguf == name)
-    };
-    if let Some((layer, rest)) = name
-        .strip_prefix(GGUF_LAYER_PREFIX)
-        .and_then(|rest| rest.split_once('.'))
-    {
-        // Only the canonical spelling of a number, so that a tensor cannot have two names.
-        let number = layer.parse::<u64>().ok().filter(|number| number.to_string() == layer)?;
-        // All experts of the layer in one tensor, which is split later.
-        if let Some(role) = of(EXPERT, rest) {
-            return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.{}", role.name), role));
-        }
-        // Gate and up projections in one tensor, one after the other for each expert.
-        if let Some(role) = of(EXPERT, EXPERT_GATES).filter(|_| rest == EXPERT_GATES_AND_UPS) {
-            return Some((format!("{LAYER_PREFIX}{number}.mlp.experts.gate_up_proj.weight"), role));
-        }
-        let role = of(LAYER, rest)
-            .or_else(|| of(MIXTURE, rest))
-            .or_else(|| of(SHARED_EXPERT, rest))?;
-        return Some((format!("{LAYER_PREFIX}{number}.{}", role.name), role));
-    }
-    let role = of(HEAD, name).or_else(|| of(TAIL, name))?;
-    Some((role.name.to_owned(), role))
 }

@@ -112,7 +112,7 @@ impl Parts {
 
     /// The tensor called `name`.
     pub fn find(&self, name: &str) -> Option<(&Arc<MappedFile>, &Tensor)> {
-        self.tensors().find(|(_, tensor)| tensor.name == name)
+        self.all().find_map(|part| Some((&part.file, part.gguf.find(name)?)))
     }
 }
 

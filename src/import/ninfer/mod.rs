@@ -1,10 +1,20 @@
 //! A `.ninfer` file as a source: its objects under the container's names, its resources as the small files beside them.
 //!
-//! `objects` finds tensors in objects, `rotation` reads the signs of rotated weights. A file need not describe its network: the
-//! published models have none of the resource `frontend/config.json`, and are known by name.
+//! `names` has the names of objects, `objects` finds tensors in them, `layout` says which objects a file that is written has,
+//! `rotation` reads the signs of rotated weights. A file need not describe its network: the published models have none of the
+//! resource `frontend/config.json`, and are known by name.
 
+#[cfg(feature = "tools")]
+mod layout;
+mod names;
 mod objects;
 mod rotation;
+
+#[cfg(feature = "tools")]
+pub use layout::{Layout, Rows, layout};
+pub use names::FRONTEND;
+#[cfg(feature = "tools")]
+pub use names::{SIGNS, WIDTHS};
 
 use super::bind::bind;
 use super::experts;
@@ -15,9 +25,11 @@ use super::hf::{
 };
 use super::model::Model;
 use crate::error::{Result, bail};
+#[cfg(feature = "tools")]
+use crate::format::Arch;
 use crate::format::MappedFile;
 use crate::format::ninfer::Ninfer;
-use objects::{FRONTEND, Objects};
+use objects::Objects;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -64,7 +76,10 @@ impl Source {
         bound.notes.extend(notes);
         bound.notes.extend(objects.left_out());
         let files = vec![self.file.path().to_owned()];
-        complete("ninfer", self, &config, arch, bound, files)
+        let mut model = complete("ninfer", self, &config, arch, bound, files)?;
+        let name = self.directory.identity.model_id.clone();
+        model.provenance.insert("source_name".into(), name.into());
+        Ok(model)
     }
 
     /// The description of the network under the keys of a Hugging Face configuration.
@@ -85,33 +100,46 @@ impl Source {
                 KNOWN.join(", ")
             );
         }
-        let config = json!({
-            "model_type": "qwen3_5_text",
-            "num_hidden_layers": 64,
-            "full_attention_interval": 4,
-            "hidden_size": 5120,
-            "intermediate_size": 17408,
-            "num_attention_heads": 24,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "partial_rotary_factor": 0.25,
-            "rope_theta": 1e7,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 48,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_conv_kernel_dim": 4,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": false,
-            "vocab_size": 248320,
-            "max_position_embeddings": 262144,
-            rotation::MEMBER: rotation::of_known(),
-        });
-        match config {
-            Value::Object(config) => Ok(config),
-            _ => bail!(Internal, "the description of a known network is no object"),
-        }
+        Ok(description())
     }
+}
+
+/// The network of the models that need not be described.
+fn description() -> Map<String, Value> {
+    let config = json!({
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 64,
+        "full_attention_interval": 4,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e7,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": false,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        rotation::MEMBER: rotation::of_known(),
+    });
+    match config {
+        Value::Object(config) => config,
+        _ => Map::new(),
+    }
+}
+
+/// The identifier of a network that files need not describe; `None` for other networks.
+#[cfg(feature = "tools")]
+pub fn known(arch: &Arch) -> Option<&'static str> {
+    let mut described = config::read(&description(), arch.num_layers).ok()?.arch;
+    described.prism_hadamard.clone_from(&arch.prism_hadamard);
+    KNOWN.first().copied().filter(|_| described == *arch)
 }
 
 /// The resources whose names begin with `frontend/`.

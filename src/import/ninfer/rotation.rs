@@ -1,6 +1,7 @@
 //! The rotation of ternary weights: signs are objects, the block size is in the configuration.
 
-use super::objects::{Objects, SIGNS, WIDTHS};
+use super::names::{SIGNS, WIDTHS};
+use super::objects::Objects;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result, bail, error};
 use crate::format::hadamard::{AXIS, Hadamard, TRANSFORM};

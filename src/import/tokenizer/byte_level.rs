@@ -8,7 +8,27 @@ use crate::error::{Result, bail};
 use crate::format::gguf::Metadata;
 use serde_json::{Value, json};
 
-const MERGES: &str = "tokenizer.ggml.merges";
+pub(super) const MERGES: &str = "tokenizer.ggml.merges";
+
+/// The normalizer of a pre-tokenizer's tokenizer.
+pub(super) fn normalizer(splitter: &Splitter) -> Option<Value> {
+    splitter.nfc.then(|| json!({"type": "NFC"}))
+}
+
+/// The steps of a pre-tokenizer. `prefix`: whether a blank is put before texts.
+pub(super) fn steps(splitter: &Splitter, prefix: bool) -> Vec<Value> {
+    let steps = splitter.steps.iter().map(|step| match step {
+        Step::Regex(regex) => {
+            json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
+        }
+        Step::Digits => json!({"type": "Digits", "individual_digits": true}),
+        Step::Words | Step::Letters => {
+            let words = matches!(step, Step::Words);
+            json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": words})
+        }
+    });
+    steps.collect()
+}
 
 /// Rebuilds a tokenizer of this kind. Errors: `Tokenizer` for a pre-tokenizer that is unknown or not supported, and for merges
 /// that are missing or malformed.
@@ -33,17 +53,6 @@ pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary
         );
     };
     let prefix = metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(false);
-    let steps = splitter.steps.iter().map(|step| match step {
-        Step::Regex(regex) => {
-            json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false})
-        }
-        Step::Digits => json!({"type": "Digits", "individual_digits": true}),
-        Step::Words | Step::Letters => {
-            let words = matches!(step, Step::Words);
-            json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": words})
-        }
-    });
-    let steps: Vec<Value> = steps.collect();
     let merges = need(MERGES, metadata.strings(MERGES, bytes)?)?.into_iter().enumerate();
     let merges = merges.map(|(rank, merge)| match merge.split_once(' ') {
         Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => {
@@ -56,8 +65,8 @@ pub(super) fn rebuild(metadata: &Metadata, bytes: &[u8], vocabulary: &Vocabulary
     });
     let merges: Vec<Value> = merges.collect::<Result<_>>()?;
     Ok(Rebuilt {
-        normalizer: splitter.nfc.then(|| json!({"type": "NFC"})),
-        pre_tokenizer: Some(json!({"type": "Sequence", "pretokenizers": steps})),
+        normalizer: normalizer(splitter),
+        pre_tokenizer: Some(json!({"type": "Sequence", "pretokenizers": steps(splitter, prefix)})),
         decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
         model: json!({
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,

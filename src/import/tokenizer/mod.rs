@@ -5,10 +5,15 @@
 
 mod byte_level;
 mod charsmap;
+#[cfg(feature = "tools")]
+mod describe;
 mod sentence_piece;
 mod splitters;
 mod unigram;
 mod vocabulary;
+
+#[cfg(feature = "tools")]
+pub use describe::describe;
 
 use crate::error::{Result, bail, error};
 use crate::format::gguf::Metadata;

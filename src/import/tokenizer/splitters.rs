@@ -43,6 +43,13 @@ impl Splitter {
         find(NAMES, name)
     }
 
+    /// Every pre-tokenizer with its first name.
+    #[cfg(feature = "tools")]
+    pub fn all() -> impl Iterator<Item = (&'static str, &'static Splitter)> {
+        let first = |names: &'static str| names.split(' ').next().unwrap_or(names);
+        NAMES.iter().map(move |(names, splitter)| (first(names), splitter))
+    }
+
     /// Why a known name is not supported.
     pub fn refusal(name: &str) -> Option<&'static str> {
         find(REFUSED, name).copied()

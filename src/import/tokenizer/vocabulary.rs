@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
 /// Control tokens that end a turn, in addition to the end-of-sequence token of the file.
-const END_OF_TURN: [&str; 7] = [
+pub(super) const END_OF_TURN: [&str; 7] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
@@ -16,12 +16,12 @@ const END_OF_TURN: [&str; 7] = [
     "<|end_of_text|>",
 ];
 
-const TOKENS: &str = "tokenizer.ggml.tokens";
-const KINDS: &str = "tokenizer.ggml.token_type";
+pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(super) const KINDS: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 
 /// Kinds of tokens, by the numbers in the file.
-const NORMAL: i64 = 1;
+pub(super) const NORMAL: i64 = 1;
 pub(super) const UNKNOWN: i64 = 2;
 pub(super) const CONTROL: i64 = 3;
 pub(super) const USER_DEFINED: i64 = 4;
