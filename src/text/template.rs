@@ -23,6 +23,7 @@ mod parser;
 mod sequences;
 mod text;
 mod value;
+mod wrap;
 mod write;
 
 use crate::error::{Error, Kind, Result, bail};

@@ -61,7 +61,10 @@ impl Machine<'_> {
             Value::Undefined(reason) => return Err(Fault::new("undefined value", &**reason)),
             Value::Dict(dict) => match index.as_str() {
                 Some(name) => dict.map.get(name).cloned(),
-                None => Key::new(index.clone()).ok().and_then(|key| dict.map.get(&key).cloned()),
+                None => self
+                    .key_of(index.clone())
+                    .ok()
+                    .and_then(|key| dict.map.get(&key).cloned()),
             },
             Value::List(seq) | Value::Tuple(seq) => at(seq.items.len()).map(|at| seq.items[at].clone()),
             Value::Str(text) | Value::Markup(text) if index.as_int().is_some() => {
@@ -293,6 +296,7 @@ impl Machine<'_> {
         let mut map = IndexMap::new();
         match from {
             None => {}
+            Some(Value::Undefined(reason)) => return Err(Fault::invalid(&*reason)),
             Some(Value::Dict(dict)) => {
                 self.budget.items(dict.map.len() as u64)?;
                 map = dict.map.clone();
@@ -302,7 +306,7 @@ impl Machine<'_> {
                     let Ok([key, value]) = <[Value; 2]>::try_from(self.items(&pair)?) else {
                         return Err(Fault::invalid(format!("{what}: expected pairs")));
                     };
-                    map.insert(Key::new(key)?, value);
+                    map.insert(self.key_of(key)?, value);
                 }
             }
         }

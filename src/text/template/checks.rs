@@ -1,6 +1,6 @@
 //! The tests after `is`.
 
-use super::arguments::{Arguments, text};
+use super::arguments::Arguments;
 use super::ast::{Binary, Comparison};
 use super::filters;
 use super::limits::{Fault, Outcome};
@@ -84,7 +84,10 @@ impl Machine<'_> {
         let [other] = args.bind(name, [parameter], 1)?;
         let other = other.unwrap_or(Value::None);
         match name {
-            "sameas" => Ok(value.same(&other)),
+            "sameas" => {
+                self.budget.steps(value.weight().min(other.weight()) / 8)?;
+                Ok(value.same(&other))
+            }
             _ => self.remainder(&value, &other, 0),
         }
     }
@@ -118,8 +121,11 @@ impl Machine<'_> {
                 self.method(&Value::Str(text), &method.into(), Arguments::default())?
                     .truth()
             }
-            "filter" => filters::find(text("filter", value)?).is_some(),
-            "test" => exists(text("test", value)?),
+            "filter" | "test" => match (value.as_str(), name) {
+                (Some(known), "filter") => filters::find(known).is_some(),
+                (Some(known), _) => exists(known),
+                (None, _) => self.key_of(value.clone()).map(|_| false)?,
+            },
             "callable" => matches!(
                 value,
                 Value::Macro(_)

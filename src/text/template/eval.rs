@@ -5,12 +5,15 @@ use super::arith;
 use super::ast::{Args, Binary, Comparison, Expr, Kind};
 use super::limits::{Fault, Outcome};
 use super::machine::{Machine, busy};
-use super::value::{Key, Scope, Value, View, compare_numbers, range_len};
+use super::value::{Scope, Value, View, compare_numbers, range_len};
 use super::write;
 use indexmap::IndexMap;
 use std::cmp::Ordering;
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// Most named arguments that `**` passes.
+const MAX_NAMED: usize = 1_000;
 
 impl Machine<'_> {
     /// The value of an expression.
@@ -46,7 +49,7 @@ impl Machine<'_> {
                 let mut map = IndexMap::new();
                 for (key, value) in items {
                     let key = self.eval(key, scope)?;
-                    map.insert(Key::new(key)?, self.eval(value, scope)?);
+                    map.insert(self.key_of(key)?, self.eval(value, scope)?);
                 }
                 Value::dict(map)
             }
@@ -151,7 +154,11 @@ impl Machine<'_> {
             let Value::Dict(dict) = &more else {
                 return Err(wrong("** in a call", "a dictionary", &more));
             };
-            self.budget.items(dict.map.len() as u64)?;
+            if dict.map.len() > MAX_NAMED {
+                return Err(Fault::invalid(format!(
+                    "a call has more than {MAX_NAMED} named arguments"
+                )));
+            }
             for (key, value) in &dict.map {
                 let Some(name) = key.value().as_str() else {
                     return Err(wrong("a name of an argument", "a string", key.value()));
@@ -186,7 +193,7 @@ impl Machine<'_> {
     pub(super) fn try_items(&self, value: &Value) -> Outcome<Option<Vec<Value>>> {
         self.budget.items(match value {
             // Each character becomes a string of its own.
-            Value::Str(text) | Value::Markup(text) => 2 * text.len() as u64,
+            Value::Str(text) | Value::Markup(text) => text.len() as u64,
             Value::Range(bounds) => range_len(bounds) as u64,
             Value::List(seq) | Value::Tuple(seq) => seq.items.len() as u64,
             Value::Dict(dict) | Value::View(dict, _) => dict.map.len() as u64,
@@ -278,7 +285,7 @@ impl Machine<'_> {
             (Value::Str(_) | Value::Markup(_), other) => Err(wrong("'in <string>'", "a string", other)),
             (Value::Dict(dict) | Value::View(dict, View::Keys), _) => match item.as_str() {
                 Some(key) => Ok(dict.map.contains_key(key)),
-                None => Ok(dict.map.contains_key(&Key::new(item.clone())?)),
+                None => Ok(dict.map.contains_key(&self.key_of(item.clone())?)),
             },
             (Value::Namespace(_), _) => Err(Fault::invalid("argument of type 'Namespace' is not iterable")),
             _ => {

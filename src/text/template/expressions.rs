@@ -4,7 +4,7 @@
 use super::ast::{Applied, Args, Binary, Comparison, Expr, Kind};
 use super::lexer::Lexeme;
 use super::limits::Outcome;
-use super::parser::{Parser, syntax};
+use super::parser::{MAX_ARGUMENTS, Parser, syntax};
 use std::sync::Arc;
 
 impl Parser {
@@ -168,8 +168,13 @@ impl Parser {
         } else {
             self.primary()?
         };
-        let mut value = self.postfix(value)?;
-        while filters {
+        let value = self.postfix(value)?;
+        if filters { self.filtered(value) } else { Ok(value) }
+    }
+
+    /// The filters, tests and calls after a value.
+    fn filtered(&mut self, mut value: Expr) -> Outcome<Expr> {
+        loop {
             let line = self.line();
             value = if self.eat("|") {
                 let applied = self.applied()?;
@@ -179,10 +184,9 @@ impl Parser {
             } else if self.is_op("(") {
                 self.call(value)?
             } else {
-                break;
+                return Ok(value);
             };
         }
-        Ok(value)
     }
 
     fn primary(&mut self) -> Outcome<Expr> {
@@ -338,7 +342,7 @@ impl Parser {
                 let ordered = args.more_named.is_none();
                 let name = self.name()?;
                 self.skip();
-                let repeated = args.named.iter().any(|(known, _)| *known == name);
+                let repeated = args.named.len() >= MAX_ARGUMENTS || args.named.iter().any(|(known, _)| *known == name);
                 args.named.push((name, self.expression()?));
                 ordered && !repeated
             } else {
@@ -347,7 +351,7 @@ impl Parser {
                 ordered
             };
             if !ordered {
-                return Err(syntax("invalid order of the arguments of a call").at(line));
+                return Err(syntax("invalid order or number of the arguments of a call").at(line));
             }
             if !self.eat(",") {
                 break;

@@ -8,7 +8,7 @@ use super::numerals::{Parsed, parse_float, parse_int};
 use super::sequences;
 use super::text::{self as chars, Side};
 use super::value::Value;
-use super::{arith, write};
+use super::{arith, wrap, write};
 
 /// A filter: what it makes of a value and arguments.
 pub(super) type Filter = fn(&mut Machine, Value, Arguments) -> Outcome<Value>;
@@ -174,7 +174,7 @@ fn file_size(_: &mut Machine, value: Value, args: Arguments) -> Outcome<Value> {
         None => as_float(&value),
     };
     let bytes = parsed.ok_or_else(|| wrong("filesizeformat", "a number", &value))?;
-    if !bytes.is_finite() && bytes < 0.0 || bytes.is_nan() {
+    if bytes == f64::NEG_INFINITY {
         return Err(wrong("filesizeformat", "a number", &value));
     }
     let base: f64 = if binary { 1024.0 } else { 1000.0 };
@@ -291,7 +291,7 @@ fn indent(machine: &mut Machine, value: Value, args: Arguments) -> Outcome<Value
 
 fn pretty(machine: &mut Machine, value: Value, args: Arguments) -> Outcome<Value> {
     args.none("pprint")?;
-    let text = write::repr(&machine.budget, &value)?;
+    let text = write::pretty(&machine.budget, &value)?;
     // Python breaks longer text into lines by rules of its own.
     if chars::lines(&text, false).len() > 1 || machine.count(&text)? > 80 {
         return Err(Fault::invalid(
@@ -413,7 +413,7 @@ fn strip_tags(machine: &mut Machine, value: Value, args: Arguments) -> Outcome<V
     }
     kept.push_str(rest);
     let words = chars::split(&kept, None, usize::MAX, false).join(" ");
-    sequences::unescape(&words).map(Value::from)
+    chars::unescape(&words).map(Value::from)
 }
 
 fn truncate(machine: &mut Machine, value: Value, args: Arguments) -> Outcome<Value> {
@@ -432,13 +432,14 @@ fn truncate(machine: &mut Machine, value: Value, args: Arguments) -> Outcome<Val
             "truncate: the length is shorter than the end, or the leeway is negative",
         ));
     }
-    if value.is_undefined() {
+    if value
+        .len()
+        .is_some_and(|found| found as i128 <= length.saturating_add(leeway))
+    {
         return Ok(value);
     }
     let own = text("truncate", &value)?;
-    if machine.count(own)? as i128 <= length.saturating_add(leeway) {
-        return Ok(value);
-    }
+    machine.budget.bytes(own.len() as u64)?;
     let mut cut: String = own.chars().take(kept as usize).collect();
     if !flag(kill)
         && let Some(at) = cut.rfind(' ')
@@ -513,10 +514,12 @@ fn word_wrap(machine: &mut Machine, value: Value, args: Arguments) -> Outcome<Va
     let own = text("wordwrap", &value)?;
     let separator = text_or_none("wordwrap", &separator)?.unwrap_or("\n");
     let (long, hyphens) = (long.is_none_or(|v| v.truth()), hyphens.is_none_or(|v| v.truth()));
+    let parts = own.len() / width + own.chars().filter(|c| chars::is_blank(*c)).count();
+    machine.budget.items(parts as u64)?;
     machine.budget.bytes(8 * own.len() as u64)?;
     let mut lines = Vec::new();
     for line in chars::lines(own, false) {
-        lines.push(sequences::wrap(line, width, long, hyphens).join(separator));
+        lines.push(wrap::wrap(line, width, long, hyphens).join(separator));
     }
     let lines: Vec<Value> = lines.into_iter().map(Value::from).collect();
     machine.join(separator, &lines, false)

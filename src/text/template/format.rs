@@ -236,7 +236,7 @@ impl Machine<'_> {
     /// Python's `str.format`.
     pub(super) fn format(&mut self, format: &str, args: &Arguments) -> Outcome<Value> {
         let mut fields = Fields { args, next: Some(0) };
-        self.fields(format, &mut fields, 2).map(Value::from)
+        self.fields(format, &mut fields, 3).map(Value::from)
     }
 
     /// `format` with its fields replaced; fields may be in the specifications of fields `depth` levels deep.

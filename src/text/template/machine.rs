@@ -1,9 +1,9 @@
 //! Renders a parsed template: its statements.
 
-use super::arguments::Arguments;
+use super::arguments::{Arguments, wrong};
 use super::ast::{Applied, Body, Loop, Macro, Node, Program, Statement, Target};
 use super::limits::{Budget, Fault, Outcome};
-use super::value::{Cells, Closure, LoopState, Scope, Source, Value, count};
+use super::value::{Cells, Closure, Key, LoopState, Scope, Source, Value, count};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -135,8 +135,15 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
+    /// Prints what a `filter` or `call` block makes, which must be a string.
+    fn print_string(&mut self, value: &Value) -> Outcome<()> {
+        let text = value.as_str();
+        self.print(text.ok_or_else(|| wrong("the text of a block", "a string", value))?)
+    }
+
     /// Runs statements in `scope`, which is theirs.
     fn body(&mut self, body: &Body, scope: &Rc<Scope>) -> Outcome<Flow> {
+        self.budget.steps(body.unset.len() as u64)?;
         for name in &body.unset {
             scope
                 .cells
@@ -213,19 +220,17 @@ impl<'a> Machine<'a> {
                 let caller = self.closure(code, scope)?;
                 args.named.push(("caller".into(), caller));
                 let value = self.call(called, args)?;
-                let text = self.text(&value)?;
-                self.print(&text)?;
+                self.print_string(&value)?;
             }
             Statement::Filter(filters, body) => {
                 let inner = Scope::new(Some(scope));
                 let (text, flow) = self.captured(|machine| machine.body(body, &inner))?;
                 let value = self.filtered(text.into(), filters, &inner)?;
-                let text = self.text(&value)?;
-                self.print(&text)?;
+                self.print_string(&value)?;
                 return Ok(flow);
             }
             Statement::Block(name, scoped) => {
-                let around = if *scoped { scope.clone() } else { self.root.clone() };
+                let around = if *scoped { scope.clone() } else { self.exported()? };
                 self.block(name, &around)?;
             }
             Statement::Scope(body) => return self.body(body, &Scope::new(Some(scope))),
@@ -242,11 +247,25 @@ impl<'a> Machine<'a> {
         self.body(body, &Scope::new(Some(scope))).map(|_| ())
     }
 
+    /// The variables that the template has set so far. What it sets later is what was passed to the template.
+    fn exported(&self) -> Outcome<Rc<Scope>> {
+        let unset = &self.program.body.unset;
+        let scope = Scope::new(None);
+        let pairs = self.root.cells.pairs();
+        self.budget.steps(pairs.len() as u64)?;
+        for (name, value) in pairs {
+            if !(value.is_undefined() && unset.contains(&name)) {
+                scope.cells.set(name, value);
+            }
+        }
+        Ok(scope)
+    }
+
     /// The text of a named block.
     pub(super) fn block_text(&mut self, name: &str) -> Outcome<Value> {
         let (text, _) = self.captured(|machine| {
-            let root = machine.root.clone();
-            machine.nested(|machine| machine.block(name, &root))?;
+            let around = machine.exported()?;
+            machine.nested(|machine| machine.block(name, &around))?;
             Ok(Flow::Next)
         })?;
         Ok(text.into())
@@ -352,6 +371,7 @@ impl<'a> Machine<'a> {
             code: code.clone(),
             scope: scope.clone(),
             source: RefCell::new(source),
+            depth: items.depth(),
             depth0,
             index0: Cell::new(-1),
             length: Cell::new(length),
@@ -499,6 +519,12 @@ impl<'a> Machine<'a> {
         global
             .cloned()
             .unwrap_or_else(|| Value::undefined(format!("'{name}' is undefined")))
+    }
+
+    /// A key of a dictionary, see [`Key::new`].
+    pub(super) fn key_of(&self, value: Value) -> Outcome<Key> {
+        self.budget.steps(value.weight() / 8)?;
+        Key::new(value)
     }
 
     /// Uses what reading all of a text costs.

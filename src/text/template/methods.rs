@@ -5,7 +5,7 @@ use super::arguments::{Arguments, flag, int, int_or, text, text_or_none, wrong};
 use super::limits::{Fault, Outcome};
 use super::machine::Machine;
 use super::text::{self as chars, Side};
-use super::value::{Key, Value, View, count};
+use super::value::{Value, View, count};
 use indexmap::IndexMap;
 use std::sync::Arc;
 
@@ -169,7 +169,7 @@ impl Machine<'_> {
         match name {
             "get" => {
                 let [key, default] = args.bind(name, ["", ""], 1)?;
-                let key = Key::new(key.unwrap_or(Value::None))?;
+                let key = self.key_of(key.unwrap_or(Value::None))?;
                 let found = dict.map.get(&key).cloned();
                 Ok(found.or(default).unwrap_or(Value::None))
             }
@@ -178,7 +178,7 @@ impl Machine<'_> {
                 let value = value.unwrap_or(Value::None);
                 let mut map = IndexMap::new();
                 for key in self.items(&keys.unwrap_or(Value::None))? {
-                    map.insert(Key::new(key)?, value.clone());
+                    map.insert(self.key_of(key)?, value.clone());
                 }
                 Value::dict(map)
             }
@@ -261,14 +261,19 @@ impl Machine<'_> {
                     return Err(Fault::invalid("empty separator"));
                 }
                 let limit = usize::try_from(int_or(name, limit, -1)?).unwrap_or(usize::MAX);
+                let parts = match separator {
+                    Some(separator) => own.matches(separator).take(limit).count(),
+                    None => own.chars().filter(|c| chars::is_blank(*c)).take(limit).count(),
+                };
+                self.budget.items(parts as u64)?;
                 let parts = chars::split(own, separator, limit, name == "rsplit");
-                self.budget.items(parts.len() as u64)?;
                 strings(parts)
             }
             "splitlines" => {
                 let [keep] = args.bind(name, ["keepends"], 0)?;
+                let lines = own.chars().filter(|c| chars::is_blank(*c)).count();
+                self.budget.items(lines as u64)?;
                 let lines = chars::lines(own, flag(keep));
-                self.budget.items(lines.len() as u64)?;
                 strings(lines)
             }
             "partition" | "rpartition" => {

@@ -5,20 +5,25 @@
 
 use super::ast::{Applied, Args, Body, Expr, Kind, Loop, Macro, Node, Program, Statement, Target};
 use super::limits::{Fault, Outcome};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Whether a filter (or a test, if the second argument is true) of a name exists.
 pub(super) type Known = fn(&str, bool) -> bool;
 
+/// Most names that are copied for the branches of `if`, which bounds the time for templates with many names.
+const MAX_COPIES: usize = 400_000;
+
 /// Fills [`Body::unset`] everywhere. Fails for an unknown filter or test, except in `if`, where Jinja looks when it is
 /// used.
 pub(super) fn resolve(program: &mut Program, known: Known) -> Outcome<()> {
-    let mut frame = Frame::new(None, known);
+    let copies = Cell::new(0);
+    let mut frame = Frame::new(None, known, &copies);
     frame.nodes(&mut program.body.nodes)?;
     program.body.unset = frame.unset();
     for body in program.blocks.values_mut() {
-        let mut frame = Frame::new(None, known);
+        let mut frame = Frame::new(None, known, &copies);
         frame.nodes(&mut body.nodes)?;
         body.unset = frame.unset();
     }
@@ -41,16 +46,18 @@ struct Frame<'a> {
     /// Inside of `if`.
     soft: bool,
     known: Known,
+    copies: &'a Cell<usize>,
 }
 
 impl<'a> Frame<'a> {
-    fn new(parent: Option<&'a Frame<'a>>, known: Known) -> Frame<'a> {
+    fn new(parent: Option<&'a Frame<'a>>, known: Known, copies: &'a Cell<usize>) -> Frame<'a> {
         Frame {
             parent,
             names: BTreeMap::new(),
             stores: BTreeSet::new(),
             soft: false,
             known,
+            copies,
         }
     }
 
@@ -92,13 +99,17 @@ impl<'a> Frame<'a> {
     }
 
     /// A copy for a branch of `if`.
-    fn branch(&self) -> Frame<'a> {
-        Frame {
+    fn branch(&self) -> Outcome<Frame<'a>> {
+        self.copies.set(self.copies.get() + self.names.len());
+        if self.copies.get() > MAX_COPIES {
+            return Err(Fault::new("limit", "the template has too many variables and branches"));
+        }
+        Ok(Frame {
             names: self.names.clone(),
             stores: self.stores.clone(),
             soft: true,
             ..*self
-        }
+        })
     }
 
     /// Takes over what the branches of an `if` set: it may be set or not.
@@ -113,7 +124,7 @@ impl<'a> Frame<'a> {
     }
 
     fn inner(&self, body: &mut Body, prepare: impl FnOnce(&mut Frame) -> Outcome<()>) -> Outcome<()> {
-        let mut frame = Frame::new(Some(self), self.known);
+        let mut frame = Frame::new(Some(self), self.known, self.copies);
         prepare(&mut frame)?;
         frame.nodes(&mut body.nodes)?;
         body.unset = frame.unset();
@@ -178,13 +189,13 @@ impl<'a> Frame<'a> {
             return Ok(());
         };
         self.expr(test)?;
-        let mut body = self.branch();
+        let mut body = self.branch()?;
         body.nodes(nodes)?;
-        let mut others = self.branch();
+        let mut others = self.branch()?;
         for elif in elifs {
             others.branches(std::slice::from_mut(elif), &mut [])?;
         }
-        let mut last = self.branch();
+        let mut last = self.branch()?;
         last.nodes(otherwise)?;
         self.join(vec![body, others, last]);
         self.soft = soft;
@@ -199,7 +210,7 @@ impl<'a> Frame<'a> {
             frame.target(target, Frame::parameter);
             Ok(())
         })?;
-        let mut test = Frame::new(Some(self), self.known);
+        let mut test = Frame::new(Some(self), self.known, self.copies);
         test.target(target, Frame::parameter);
         code.test.iter().try_for_each(|condition| test.expr(condition))?;
         self.inner(&mut code.otherwise, |_| Ok(()))

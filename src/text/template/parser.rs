@@ -9,6 +9,8 @@ use std::sync::Arc;
 const MAX_DEPTH: u32 = 120;
 /// Deepest nesting of the operators of an expression.
 const MAX_HEIGHT: u32 = 500;
+/// Most parameters of a macro, and most named arguments of a call.
+pub(super) const MAX_ARGUMENTS: usize = 255;
 /// Most branches of an `if`.
 const MAX_BRANCHES: usize = 1_000;
 /// The variables that a macro has only if it uses them.
@@ -399,8 +401,9 @@ impl Parser {
             }
             let name = self.name()?;
             self.write(&name);
-            if parameters.contains(&name) {
-                return Err(syntax(format!("the parameter '{name}' appears twice")).at(self.line()));
+            if parameters.len() >= MAX_ARGUMENTS || parameters.contains(&name) {
+                let message = format!("the parameter '{name}' appears twice or after {MAX_ARGUMENTS} others");
+                return Err(syntax(message).at(self.line()));
             }
             if self.eat("=") {
                 defaults.push(self.expression()?);

@@ -5,9 +5,9 @@ use super::ast::{Binary, Comparison};
 use super::limits::{Fault, Outcome};
 use super::machine::{Machine, busy};
 use super::text as chars;
-use super::value::{Key, Pending, Seq, Value, View};
+use super::value::{Pending, Seq, Value, View};
+use indexmap::IndexSet;
 use std::cmp::Ordering;
-use std::collections::HashSet;
 use std::time::UNIX_EPOCH;
 
 /// The path of `attribute=`: names and indices. None for the value itself.
@@ -101,12 +101,12 @@ fn lazily(items: Vec<Value>, mut work: impl FnMut(Value) -> Outcome<Option<Value
             }
         }
     }
-    Pending::new("generator", done, fault)
+    Pending::iterator("generator", done, fault)
 }
 
 /// An iterator that fails at once with the fault of `work`.
 fn deferred(work: Outcome<Value>) -> Outcome<Value> {
-    Ok(work.unwrap_or_else(|fault| Pending::new("generator", Vec::new(), Some(fault))))
+    Ok(work.unwrap_or_else(|fault| Pending::iterator("generator", Vec::new(), Some(fault))))
 }
 
 pub(super) fn batch(machine: &mut Machine, value: Value, args: Arguments) -> Outcome<Value> {
@@ -115,21 +115,19 @@ pub(super) fn batch(machine: &mut Machine, value: Value, args: Arguments) -> Out
         let count = int("batch", &count.unwrap_or(Value::None))?;
         let mut items = machine.items(&value)?;
         let size = usize::try_from(count).unwrap_or(0);
-        if size == 0 {
-            // Python compares the length with the count before it adds an item.
-            return match (items.is_empty(), count) {
-                (true, _) => Ok(Pending::new("generator", Vec::new(), None)),
-                (false, 0) => Err(Fault::invalid("batch: expected a positive count")),
-                (false, _) => Ok(Pending::new("generator", vec![Value::list(items)?], None)),
-            };
+        if size == 0 && !items.is_empty() {
+            // An empty list is as long as 0 before the first item is added to it, and never again.
+            let empty = (count == 0).then(Vec::new);
+            let lists = empty.into_iter().chain([items]).map(Value::list);
+            return Ok(Pending::iterator("generator", lists.collect::<Outcome<_>>()?, None));
         }
-        let missing = (size - items.len() % size) % size;
+        let missing = items.len().next_multiple_of(size.max(1)) - items.len();
         if let Some(fill) = fill.filter(|fill| !matches!(fill, Value::None)) {
             machine.budget.items(missing as u64)?;
             items.extend(std::iter::repeat_n(fill, missing));
         }
-        let lists = items.chunks(size).map(|chunk| Value::list(chunk.to_vec()));
-        Ok(Pending::new("generator", lists.collect::<Outcome<_>>()?, None))
+        let lists = items.chunks(size.max(1)).map(|chunk| Value::list(chunk.to_vec()));
+        Ok(Pending::iterator("generator", lists.collect::<Outcome<_>>()?, None))
     };
     deferred(work())
 }
@@ -156,7 +154,7 @@ pub(super) fn slice(machine: &mut Machine, value: Value, args: Arguments) -> Out
             }
             lists.push(Value::list(part)?);
         }
-        Ok(Pending::new("generator", lists, None))
+        Ok(Pending::iterator("generator", lists, None))
     };
     deferred(work())
 }
@@ -235,7 +233,7 @@ pub(super) fn items(machine: &mut Machine, value: Value, args: Arguments) -> Out
         Value::Dict(dict) => machine.items(&Value::View(dict.clone(), View::Items)),
         other => Err(wrong("items", "a mapping", other)),
     };
-    deferred(pairs.map(|pairs| Pending::new("generator", pairs, None)))
+    deferred(pairs.map(|pairs| Pending::iterator("generator", pairs, None)))
 }
 
 pub(super) fn join(machine: &mut Machine, value: Value, args: Arguments) -> Outcome<Value> {
@@ -258,7 +256,7 @@ pub(super) fn map(machine: &mut Machine, value: Value, mut args: Arguments) -> O
     let mut work = || {
         let items = machine.if_true(&value)?;
         if items.is_empty() {
-            return Ok(Pending::new("generator", items, None));
+            return Ok(Pending::iterator("generator", items, None));
         }
         if args.positional.is_empty()
             && let Some(attribute) = args.take("attribute")
@@ -293,7 +291,7 @@ pub(super) fn select(
     let mut work = || {
         let items = machine.if_true(&value)?;
         if items.is_empty() {
-            return Ok(Pending::new("generator", items, None));
+            return Ok(Pending::iterator("generator", items, None));
         }
         let mut path = Vec::new();
         if by_attribute {
@@ -356,7 +354,7 @@ pub(super) fn reverse(machine: &mut Machine, value: Value, args: Arguments) -> O
     items.reverse();
     match kind {
         "" => Value::list(items),
-        kind => Ok(Pending::new(kind, items, None)),
+        kind => Ok(Pending::iterator(kind, items, None)),
     }
 }
 
@@ -399,11 +397,10 @@ pub(super) fn unique(machine: &mut Machine, value: Value, args: Arguments) -> Ou
         Ok(items) => items,
         Err(fault) => return deferred(Err(fault)),
     };
-    let mut seen = HashSet::new();
+    let mut seen = IndexSet::new();
     Ok(lazily(items, |item| {
         let key = machine.key(&item, &path, &Value::None, exact)?;
-        machine.budget.steps(key.weight() / 8)?;
-        Ok(seen.insert(Key::new(key)?).then_some(item))
+        Ok(seen.insert(machine.key_of(key)?).then_some(item))
     }))
 }
 
@@ -434,100 +431,4 @@ pub(super) fn group_by(machine: &mut Machine, value: Value, args: Arguments) -> 
         found.push(Value::Tuple(Seq::new(vec![name, Value::list(items)?], true)?));
     }
     Value::list(found)
-}
-
-/// Text with the entities of HTML that [`chars::escape`] writes, and numbers, as characters.
-pub(super) fn unescape(text: &str) -> Outcome<String> {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('&') {
-        out.push_str(&rest[..at]);
-        rest = &rest[at..];
-        let entity = rest.find(';').map(|end| &rest[1..end]);
-        let number = entity.and_then(|entity| entity.strip_prefix('#')).and_then(|number| {
-            let hex = number.strip_prefix(['x', 'X']);
-            let parsed = hex.map_or_else(|| number.parse(), |hex| u32::from_str_radix(hex, 16));
-            parsed.ok().and_then(char::from_u32)
-        });
-        let c = match entity {
-            Some("amp") => Some('&'),
-            Some("lt") => Some('<'),
-            Some("gt") => Some('>'),
-            Some("quot") => Some('"'),
-            Some("apos") => Some('\''),
-            Some("nbsp") => Some('\u{a0}'),
-            _ => number,
-        };
-        match (c, entity) {
-            (Some(c), Some(entity)) => {
-                out.push(c);
-                rest = &rest[entity.len() + 2..];
-            }
-            (None, Some(entity)) if !entity.is_empty() && entity.chars().all(|c| c.is_ascii_alphanumeric()) => {
-                return Err(Fault::invalid(format!(
-                    "striptags: the entity '&{entity};' is not supported"
-                )));
-            }
-            _ => {
-                out.push('&');
-                rest = &rest[1..];
-            }
-        }
-    }
-    out.push_str(rest);
-    Ok(out)
-}
-
-/// The lines of Python's `textwrap.wrap`, without expanded tabs and with blanks inside of lines as they are.
-pub(super) fn wrap(text: &str, width: usize, break_long: bool, hyphens: bool) -> Vec<String> {
-    let is_blank = |c: char| matches!(c, '\t'..='\r' | ' ');
-    // Blanks, and words with the hyphen at which they may be broken.
-    let mut chunks: Vec<Vec<char>> = Vec::new();
-    let all: Vec<char> = text.chars().collect();
-    for (i, &c) in all.iter().enumerate() {
-        let starts = match i.checked_sub(1).map(|before| all[before]) {
-            None => true,
-            Some(before) if is_blank(before) != is_blank(c) => true,
-            Some('-') if hyphens && !is_blank(c) => {
-                let letter = |at: Option<&char>| at.is_some_and(|c| chars::is_alpha(*c));
-                let before = i
-                    .checked_sub(3)
-                    .is_some_and(|at| letter(all.get(at)) && letter(all.get(i - 2)));
-                before && letter(Some(&c)) && letter(all.get(i + 1))
-            }
-            Some(_) => false,
-        };
-        match chunks.last_mut().filter(|_| !starts) {
-            Some(chunk) => chunk.push(c),
-            None => chunks.push(vec![c]),
-        }
-    }
-    chunks.reverse();
-    let mut lines: Vec<String> = Vec::new();
-    let blank = |chunk: &[char]| chunk.iter().all(|c| is_blank(*c));
-    while !chunks.is_empty() {
-        if !lines.is_empty() && chunks.last().is_some_and(|chunk| blank(chunk)) {
-            chunks.pop();
-        }
-        let (mut line, mut length) = (Vec::<Vec<char>>::new(), 0);
-        while let Some(chunk) = chunks.last().filter(|chunk| length + chunk.len() <= width) {
-            length += chunk.len();
-            line.extend(chunks.pop());
-        }
-        if let Some(chunk) = chunks.last_mut().filter(|chunk| chunk.len() > width) {
-            if break_long {
-                let rest = chunk.split_off(width - length);
-                line.push(std::mem::replace(chunk, rest));
-            } else if line.is_empty() {
-                line.extend(chunks.pop());
-            }
-        }
-        if line.last().is_some_and(|chunk| blank(chunk)) {
-            line.pop();
-        }
-        if !line.is_empty() {
-            lines.push(line.concat().into_iter().collect());
-        }
-    }
-    lines
 }

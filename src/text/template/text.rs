@@ -1,5 +1,6 @@
 //! Characters and strings as Python's `str` understands them.
 
+use super::limits::{Fault, Outcome};
 use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory};
 
 /// Python's `str.isspace` for one character.
@@ -271,4 +272,46 @@ pub(super) fn fold(text: &str) -> String {
         }
     }
     out
+}
+
+/// Text with the entities of HTML that [`escape`] writes, and numbers, as characters.
+pub(super) fn unescape(text: &str) -> Outcome<String> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('&') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let entity = rest.find(';').map(|end| &rest[1..end]);
+        let number = entity.and_then(|entity| entity.strip_prefix('#')).and_then(|number| {
+            let hex = number.strip_prefix(['x', 'X']);
+            let parsed = hex.map_or_else(|| number.parse(), |hex| u32::from_str_radix(hex, 16));
+            parsed.ok().and_then(char::from_u32)
+        });
+        let c = match entity {
+            Some("amp") => Some('&'),
+            Some("lt") => Some('<'),
+            Some("gt") => Some('>'),
+            Some("quot") => Some('"'),
+            Some("apos") => Some('\''),
+            Some("nbsp") => Some('\u{a0}'),
+            _ => number,
+        };
+        match (c, entity) {
+            (Some(c), Some(entity)) => {
+                out.push(c);
+                rest = &rest[entity.len() + 2..];
+            }
+            (None, Some(entity)) if !entity.is_empty() && entity.chars().all(|c| c.is_ascii_alphanumeric()) => {
+                return Err(Fault::invalid(format!(
+                    "striptags: the entity '&{entity};' is not supported"
+                )));
+            }
+            _ => {
+                out.push('&');
+                rest = &rest[1..];
+            }
+        }
+    }
+    out.push_str(rest);
+    Ok(out)
 }

@@ -84,13 +84,20 @@ pub(super) struct Pending {
     /// In reverse.
     items: Vec<Value>,
     fault: Option<Box<Fault>>,
+    depth: u32,
 }
 
 impl Pending {
     /// An iterator over `items`; after them it fails with `fault` if there is one.
-    pub(super) fn new(kind: &'static str, mut items: Vec<Value>, fault: Option<Box<Fault>>) -> Value {
+    pub(super) fn iterator(kind: &'static str, mut items: Vec<Value>, fault: Option<Box<Fault>>) -> Value {
+        let depth = level(items.iter());
         items.reverse();
-        Value::Iter(Rc::new(RefCell::new(Pending { kind, items, fault })))
+        Value::Iter(Rc::new(RefCell::new(Pending {
+            kind,
+            items,
+            fault,
+            depth,
+        })))
     }
 
     pub(super) fn next(&mut self) -> Outcome<Option<Value>> {
@@ -116,29 +123,23 @@ impl Pending {
 
 /// Names with values that change: those of a scope or of a namespace.
 #[derive(Default)]
-pub(super) struct Cells(RefCell<Vec<(Arc<str>, Value)>>);
+pub(super) struct Cells(RefCell<IndexMap<Arc<str>, Value>>);
 
 impl Cells {
     pub(super) fn get(&self, name: &str) -> Option<Value> {
-        let cells = self.0.borrow();
-        let found = cells.iter().find(|(known, _)| &**known == name);
-        found.map(|(_, value)| value.clone())
+        self.0.borrow().get(name).cloned()
     }
 
     pub(super) fn set(&self, name: Arc<str>, value: Value) {
-        let mut cells = self.0.borrow_mut();
-        match cells.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, cell)) => *cell = value,
-            None => cells.push((name, value)),
-        }
+        self.0.borrow_mut().insert(name, value);
     }
 
-    pub(super) fn pairs(&self) -> Vec<(Arc<str>, Value)> {
+    pub(super) fn pairs(&self) -> IndexMap<Arc<str>, Value> {
         self.0.borrow().clone()
     }
 
     /// Takes all values out, so that no circle of references is left.
-    pub(super) fn clear(&self) -> Vec<(Arc<str>, Value)> {
+    pub(super) fn clear(&self) -> IndexMap<Arc<str>, Value> {
         std::mem::take(&mut *self.0.borrow_mut())
     }
 }
@@ -180,6 +181,8 @@ pub(super) struct LoopState {
     pub(super) code: Arc<Loop>,
     pub(super) scope: Rc<Scope>,
     pub(super) source: RefCell<Source>,
+    /// How deep its items are.
+    pub(super) depth: u32,
     pub(super) depth0: i128,
     pub(super) index0: Cell<i128>,
     pub(super) length: Cell<Option<i128>>,
@@ -324,12 +327,13 @@ impl Value {
     }
 
     /// The levels of lists, tuples and dictionaries in the value.
-    fn depth(&self) -> u32 {
+    pub(super) fn depth(&self) -> u32 {
         match self {
             Value::List(seq) | Value::Tuple(seq) => seq.depth,
             Value::Dict(dict) | Value::View(dict, _) => dict.depth,
             // What an iterator or another object refers to is not followed when it is written, but when it is dropped.
-            Value::Iter(pending) => level(pending.try_borrow().iter().flat_map(|pending| &pending.items)),
+            Value::Iter(pending) => pending.try_borrow().map_or(0, |pending| pending.depth),
+            Value::Loop(state) => 1 + state.depth,
             Value::Cycler(cycler) => cycler.0.depth,
             Value::Joiner(joiner) => 1 + joiner.0.depth(),
             Value::Method(method) => 1 + method.0.depth(),

@@ -57,6 +57,13 @@ fn indentation(indent: Option<Value>) -> Outcome<Option<String>> {
     Ok(Some(indent))
 }
 
+/// Python's `pprint.pformat` of a value that fits into a line: `repr` with the keys of dictionaries in order.
+pub(super) fn pretty(budget: &Budget, value: &Value) -> Outcome<String> {
+    let mut style = Style::new(false, None);
+    style.sort_keys = true;
+    Writer::write(budget, &style, value)
+}
+
 struct Style {
     /// JSON, not `repr`.
     json: bool,
@@ -163,12 +170,14 @@ impl Writer<'_> {
     fn pairs(&mut self, mut pairs: Vec<(&Value, &Value)>, depth: usize) -> Outcome<()> {
         if self.style.sort_keys {
             let numbers = pairs.iter().all(|(key, _)| compare_numbers(key, key).is_some());
-            if !numbers && pairs.len() > 1 && pairs.iter().any(|(key, _)| key.as_str().is_none()) {
+            let mixed = !numbers && pairs.len() > 1 && pairs.iter().any(|(key, _)| key.as_str().is_none());
+            if mixed && self.style.json {
                 return Err(Fault::invalid("tojson: keys of different types cannot be sorted"));
             }
-            pairs.sort_by(|(a, _), (b, _)| match compare_numbers(a, b) {
-                Some(order) => order.unwrap_or(Ordering::Equal),
-                None => a.as_str().cmp(&b.as_str()),
+            pairs.sort_by(|(a, _), (b, _)| match (compare_numbers(a, b), a.as_str(), b.as_str()) {
+                (Some(order), ..) => order.unwrap_or(Ordering::Equal),
+                (_, Some(a), Some(b)) => a.cmp(b),
+                _ => a.kind().cmp(b.kind()),
             });
         }
         self.out.push('{');
