@@ -361,7 +361,7 @@ class Generator:
             return "{{" + sign + " " + self.expr() + " " + self.pick("", "", "", "-") + "}}"
         return self.pick(
             self.set, self.set, self.set_block, self.if_, self.if_, self.for_, self.for_, self.for_, self.with_, self.macro, self.macro, self.call_block, self.filter, self.raw, self.comment,
-            self.namespace, self.generation, self.stray, self.raises, self.named_block,
+            self.namespace, self.generation, self.stray, self.raises, self.named_block, self.autoescape,
         )(depth)
 
     def set(self, depth):
@@ -467,6 +467,9 @@ class Generator:
         text = self.tag(f"block b{self.r.randint(0, 99)}") + self.data() + "{{ " + self.expr() + " }}" + self.tag("endblock")
         self.scope = saved
         return text
+
+    def autoescape(self, depth):
+        return self.tag("autoescape false") + self.block(depth) + self.tag("endautoescape")
 
     def stray(self, depth):
         if self.chance(0.85):

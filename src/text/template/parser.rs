@@ -255,6 +255,12 @@ impl Parser {
             }
             "block" => only(self.parse_block()?),
             "generation" => only(Statement::Scope(self.parse_generation(line)?)),
+            "autoescape" => {
+                let Kind::Bool(false) = self.expression()?.kind else {
+                    return Err(syntax("'autoescape' is supported with 'false' only").at(line));
+                };
+                only(Statement::Scope(self.body("endautoescape")?))
+            }
             "print" => {
                 let mut values = Vec::new();
                 while *self.peek() != Lexeme::TagEnd {

@@ -1,13 +1,15 @@
 //! Breaks text into lines as Python's `textwrap.wrap` does, with blanks inside of lines as they are.
 
-use super::text::{is_alnum, is_alpha};
+use super::text::{self, is_alnum, is_alpha};
 
+/// The blanks at which words end.
 fn is_blank(c: char) -> bool {
     matches!(c, '\t'..='\r' | ' ')
 }
 
+/// Whether a line neither begins nor ends with the chunk.
 fn blank(chunk: &[char]) -> bool {
-    chunk.iter().all(|c| is_blank(*c))
+    chunk.iter().all(|c| text::is_blank(*c))
 }
 
 /// The lines of `text`, of at most `width` characters. Longer words are broken if `break_long`, words with hyphens after
