@@ -98,6 +98,114 @@ fn expressions_have_pythons_values() {
 }
 
 #[test]
+fn random_templates_have_the_text_that_python_recorded() {
+    let golden: Value =
+        serde_json::from_str(&std::fs::read_to_string(fixtures().join("random.json")).unwrap()).unwrap();
+    let options = RenderOptions {
+        kwargs: golden["variables"].as_object().unwrap().clone(),
+        now: Some(UNIX_EPOCH + GOLDEN_NOW),
+        ..RenderOptions::default()
+    };
+    let cases = golden["templates"].as_array().unwrap();
+    assert_eq!(cases.len(), 200);
+    for case in cases {
+        let source = case[0].as_str().unwrap();
+        let result = ChatTemplate::new(source).and_then(|template| template.render(&[], &options));
+        match (result, case[1].as_str()) {
+            (Ok(text), Some(expected)) => assert_eq!(text, expected, "{source}"),
+            (Err(err), None) => assert_eq!(err.kind, Kind::Template, "{source}"),
+            (other, expected) => panic!("{source}: {other:?}, expected {expected:?}"),
+        }
+    }
+}
+
+/// Templates and conversations that users of other programs reported, with what transformers makes of them.
+#[test]
+fn reported_templates_render_as_in_transformers() {
+    let user = json!([{"role": "user", "content": "x"}]);
+    let blanks = json!([
+        {"role": "user", "content": "\u{1c}\u{1f}a\u{1e}"},
+        {"role": "user", "content": "a\rb\u{b}c\u{85}d\u{2028}e\u{1d}f"},
+    ]);
+    let documents = json!({"documents": [{"title": "a", "text": "b"}]});
+    for (source, messages, kwargs, expected) in [
+        (
+            "{% for m in messages %}\r\n{{ m.role }}: {{ m.content }}\r\n{% endfor %}\r\n\
+             {% if add_generation_prompt %}\r\nassistant:\r\n{% endif %}\r\n",
+            &user,
+            json!({}),
+            "user: x\nassistant:\n",
+        ),
+        (
+            "{{ foo|default('a', boolean=true) }}{{ ''|default('b', boolean=True) }}{{ foo|default(default_value='c') }}",
+            &user,
+            json!({}),
+            "abc",
+        ),
+        (
+            "{% if documents %}{% for d in documents %}[{{ d.title }}: {{ d.text }}]{% endfor %}{% endif %}",
+            &user,
+            documents,
+            "[a: b]",
+        ),
+        (
+            "{{ messages|join(', ', attribute='role') }}|{{ ['a','b']|join(d='-') }}",
+            &user,
+            json!({}),
+            "user|a-b",
+        ),
+        (
+            "{% macro f(a) %}{{ a }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ f(1,2,z=3) }}",
+            &user,
+            json!({}),
+            "1(2,){'z': 3}",
+        ),
+        (
+            "{{ 'a b'|wordcount }}{{ 'hello world foo'|truncate(9) }}{{ '<b>x</b>'|striptags }}{{ '1f'|int(base=16) }}\
+             {{ strftime_now is callable }}{{ [7]|random }}",
+            &user,
+            json!({}),
+            "2hello...x31True7",
+        ),
+        (
+            "[{{ messages[0].content.strip() }}]{{ messages[1].content.splitlines()|length }}\
+             {{ messages[1].content.split()|length }}",
+            &blanks,
+            json!({}),
+            "[a]66",
+        ),
+    ] {
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            kwargs: kwargs.as_object().unwrap().clone(),
+            ..RenderOptions::default()
+        };
+        let template = ChatTemplate::new(source).unwrap();
+        let text = template.render(messages.as_array().unwrap(), &options).unwrap();
+        assert_eq!(text, expected, "{source}");
+    }
+}
+
+#[test]
+fn large_integers_are_exact_or_an_error() {
+    let render =
+        |source: &str| ChatTemplate::new(source).and_then(|template| template.render(&[], &Default::default()));
+    assert_eq!(
+        render("{{ 2**126 }} {{ 10**38 // 3 }} {{ (2**100 + 1) / 2**100 }} {{ (2**53 + 1) / 3 }} {{ 2**63 % 10 }}")
+            .unwrap(),
+        "85070591730234615865843651857942052864 33333333333333333333333333333333333333 1.0 3002399751580331.0 8"
+    );
+    for source in [
+        "{{ 2**127 }}",
+        "{{ 10**38 * 10 }}",
+        "{{ 1e40|int }}",
+        "{{ 170141183460469231731687303715884105728 }}",
+    ] {
+        assert_eq!(render(source).unwrap_err().kind, Kind::Template, "{source}");
+    }
+}
+
+#[test]
 fn invalid_and_unsupported_code_is_an_error_with_its_line() {
     for (source, part) in [
         ("\n{{ 'a'|no_such_filter }}", "line 2: unknown filter"),

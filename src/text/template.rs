@@ -3,40 +3,54 @@
 //! Reproduces the environment that chat templates are written for (trimmed blocks, Python methods, `tojson`,
 //! `strftime_now`, `raise_exception`, `generation` blocks), and limits the time and memory of a rendering.
 
+mod arguments;
+mod arith;
+mod ast;
+mod attributes;
+mod checks;
 mod clock;
-mod harden;
+mod eval;
+mod expressions;
+mod filters;
+mod format;
 mod lexer;
-mod python;
-mod scan;
+mod limits;
+mod machine;
+mod methods;
+mod names;
+mod numerals;
+mod parser;
+mod sequences;
+mod text;
+mod value;
+mod wrap;
 mod write;
 
 use crate::error::{Error, Kind, Result, bail};
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value as JinjaValue;
-use minijinja::{AutoEscape, Environment, ErrorKind};
+use limits::{Budget, Fault};
+use machine::Machine;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::SystemTime;
+use value::Value as Variable;
 
-/// Name of the template in minijinja.
-const NAME: &str = "chat_template";
-/// Stack for parsing and rendering, in bytes. They recurse; a template within the limits of `scan` needs less than
-/// this.
+/// Longest template source, in bytes.
+const MAX_SOURCE: usize = 1 << 20;
+/// Stack for parsing and rendering, in bytes. They recurse as deeply as the limits of the parser and of the rendering
+/// allow.
 const STACK: usize = 256 << 20;
-/// Fuel of a rendering. One unit pays for one instruction or 64 bytes of text.
-const BASE_FUEL: u64 = 250_000;
-const FUEL_PER_MESSAGE: u64 = 1_000;
-/// One more unit for so many bytes of input, so that each byte may be copied 32 times.
-const INPUT_BYTES_PER_FUEL: u64 = 2;
+/// Steps of a rendering, see [`Budget`].
+const BASE_STEPS: u64 = 250_000;
+const STEPS_PER_MESSAGE: u64 = 1_000;
+/// One more step for so many bytes of input.
+const INPUT_BYTES_PER_STEP: u64 = 2;
+/// Bytes of text and lists that a rendering may make for each step that it may take.
+const BYTES_PER_STEP: u64 = 64;
 /// Deepest nesting of messages, tools and variables.
 const MAX_INPUT_DEPTH: usize = 128;
 /// Variables that callers cannot set in `kwargs`.
-const RESERVED: [&str; 5] = [
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "strftime_now",
-];
+const RESERVED: [&str; 4] = ["messages", "tools", "add_generation_prompt", "strftime_now"];
 /// Marks the end of the final message while it is rendered: a Unicode noncharacter, which ordinary text does not
 /// contain, and a space, which is missing in the prompt if the template trims messages.
 const END_MARK: &str = "\u{fdd1} ";
@@ -66,7 +80,7 @@ pub struct RenderOptions {
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    program: ast::Program,
 }
 
 impl ChatTemplate {
@@ -75,15 +89,25 @@ impl ChatTemplate {
     /// Errors: `Template` with the line, for syntax errors, tags that load other templates, and sources above the
     /// limits.
     pub fn new(source: &str) -> Result<ChatTemplate> {
-        let source = scan::prepare(source)?;
-        let mut environment = environment()?;
-        let environment = on_large_stack(move || {
-            environment
-                .add_template_owned(NAME, source)
-                .map_err(|err| failure(&err))?;
-            Ok(environment)
+        if source.len() > MAX_SOURCE {
+            let found = source.len();
+            bail!(
+                Template,
+                "the template has {found} bytes, expected at most {MAX_SOURCE}"
+            );
+        }
+        let known: names::Known = |name, test| match test {
+            true => checks::exists(name),
+            false => filters::find(name).is_some(),
+        };
+        let program = on_large_stack(|| {
+            let parsed = lexer::tokens(source).and_then(parser::parse).and_then(|mut program| {
+                names::resolve(&mut program, known)?;
+                Ok(program)
+            });
+            parsed.map_err(|fault| failure(*fault))
         })?;
-        Ok(ChatTemplate { environment })
+        Ok(ChatTemplate { program })
     }
 
     /// The ChatML template, for model files without a template.
@@ -125,72 +149,38 @@ impl ChatTemplate {
             }
             list.push(convert(&Value::Object(message), 0, &mut size)?);
         }
-        let mut variables = Vec::new();
+        let mut variables: HashMap<Arc<str>, Variable> = HashMap::new();
+        for (name, builtin) in attributes::BUILTINS {
+            variables.insert(name.into(), Variable::Builtin(builtin));
+        }
+        variables.insert("self".into(), Variable::Template);
+        variables.insert("documents".into(), Variable::None);
         for (name, value) in options.special_tokens.iter().chain(&options.kwargs) {
             if RESERVED.contains(&name.as_str()) {
                 bail!(Usage, "'{name}' cannot be set as a template variable");
             }
-            variables.push((name.clone(), convert(value, 0, &mut size)?));
+            variables.insert(name.as_str().into(), convert(value, 0, &mut size)?);
         }
-        for (name, value) in [("tools", &options.tools), ("documents", &options.documents)] {
-            let value = value.as_ref().map(|value| convert(value, 0, &mut size)).transpose()?;
-            variables.push((name.into(), value.unwrap_or_else(|| JinjaValue::from(()))));
+        let tools = options.tools.as_ref().map(|tools| convert(tools, 0, &mut size));
+        variables.insert("tools".into(), tools.transpose()?.unwrap_or(Variable::None));
+        if let Some(documents) = &options.documents {
+            variables.insert("documents".into(), convert(documents, 0, &mut size)?);
         }
-        variables.push(("messages".into(), JinjaValue::from(list)));
-        variables.push((
-            "add_generation_prompt".into(),
-            JinjaValue::from(options.add_generation_prompt),
-        ));
-        let now = options.now.unwrap_or_else(SystemTime::now);
-        variables.push((
-            "strftime_now".into(),
-            JinjaValue::from_function(move |state: &minijinja::State, format: &str| {
-                state.consume_fuel(format.len() as u64)?;
-                clock::strftime(format, now).map_err(|why| write::invalid(format!("strftime_now: {why}")))
-            }),
-        ));
+        let list = Variable::list(list).map_err(|fault| failure(*fault))?;
+        variables.insert("messages".into(), list);
+        let prompt = Variable::Bool(options.add_generation_prompt);
+        variables.insert("add_generation_prompt".into(), prompt);
 
-        let mut environment = self.environment.clone();
-        environment.set_fuel(Some(
-            BASE_FUEL + FUEL_PER_MESSAGE * messages.len() as u64 + size as u64 / INPUT_BYTES_PER_FUEL,
-        ));
-        let template = environment.get_template(NAME).map_err(|err| failure(&err))?;
-        let mut prompt = template
-            .render(JinjaValue::from_pairs(variables))
-            .map_err(|err| failure(&err))?;
+        let steps = BASE_STEPS + STEPS_PER_MESSAGE * messages.len() as u64 + size as u64 / INPUT_BYTES_PER_STEP;
+        let budget = Budget::new(steps, steps * BYTES_PER_STEP);
+        let now = options.now.unwrap_or_else(SystemTime::now);
+        let mut machine = Machine::new(&self.program, budget, variables, now);
+        let mut prompt = machine.run().map_err(|fault| failure(*fault))?;
         if let Some(text) = final_text {
             cut(&mut prompt, &text)?;
         }
         Ok(prompt)
     }
-}
-
-fn environment() -> Result<Environment<'static>> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()
-        .map_err(|err| failure(&err))?;
-    environment.set_syntax(syntax);
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(python::method);
-    python::install(&mut environment);
-    harden::install(&mut environment);
-    environment.remove_global("debug");
-    // Jinja has no such filters, and they can grow a value without limit.
-    for filter in ["chain", "zip"] {
-        environment.remove_filter(filter);
-    }
-    environment.add_filter("tojson", write::tojson);
-    environment.add_function(
-        "raise_exception",
-        |state: &minijinja::State, message: &JinjaValue| -> Result<JinjaValue, minijinja::Error> {
-            let raised = Error::new(Kind::Template, python::text(state, message)?);
-            Err(write::invalid("raise_exception").with_source(raised))
-        },
-    );
-    Ok(environment)
 }
 
 /// Runs `work` in a thread whose stack is large enough for deep recursion.
@@ -209,23 +199,16 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
     })
 }
 
-/// Converts an error of minijinja.
-fn failure(err: &minijinja::Error) -> Error {
-    let mut source = std::error::Error::source(err);
-    while let Some(cause) = source {
-        // That of `raise_exception`, not an error of minijinja.
-        if let Some(raised) = cause.downcast_ref::<Error>() {
-            return raised.clone();
+/// The error for a template that cannot be compiled or rendered.
+fn failure(fault: Fault) -> Error {
+    let message = match fault {
+        Fault::Raised(message) => message,
+        Fault::Failed { class, message, line } => {
+            let line = line.map_or(String::new(), |line| format!("line {line}: "));
+            format!("{line}{class}: {message}")
         }
-        source = cause.source();
-    }
-    let what = match (err.kind(), err.detail()) {
-        (ErrorKind::OutOfFuel, _) => "the template exceeded its limits of time and memory".to_string(),
-        (kind, Some(detail)) => format!("{kind}: {detail}"),
-        (kind, None) => kind.to_string(),
     };
-    let line = err.line().map_or(String::new(), |line| format!("line {line}: "));
-    Error::new(Kind::Template, line + &what)
+    Error::new(Kind::Template, message)
 }
 
 /// The message in the form that templates expect, see [`ChatTemplate::render`].
@@ -297,7 +280,7 @@ fn cut(prompt: &mut String, text: &str) -> Result<()> {
 }
 
 /// Converts JSON to a template value. Adds its size to `size`: the bytes of strings and keys, and one per value.
-fn convert(value: &Value, depth: usize, size: &mut usize) -> Result<JinjaValue> {
+fn convert(value: &Value, depth: usize, size: &mut usize) -> Result<Variable> {
     if depth > MAX_INPUT_DEPTH {
         bail!(
             Usage,
@@ -305,32 +288,31 @@ fn convert(value: &Value, depth: usize, size: &mut usize) -> Result<JinjaValue> 
         );
     }
     *size += 1;
-    Ok(match value {
-        Value::Null => JinjaValue::from(()),
-        Value::Bool(value) => JinjaValue::from(*value),
-        Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
-            (Some(value), ..) => JinjaValue::from(value),
-            (_, Some(value), _) => JinjaValue::from(value),
-            (.., Some(value)) => JinjaValue::from(value),
+    let made = match value {
+        Value::Null => Ok(Variable::None),
+        Value::Bool(value) => Ok(Variable::Bool(*value)),
+        Value::Number(number) => match (number.as_i128(), number.as_f64()) {
+            (Some(value), _) => Ok(Variable::Int(value)),
+            (_, Some(value)) => Ok(Variable::Float(value)),
             _ => bail!(Usage, "the number {number} is not supported in templates"),
         },
         Value::String(text) => {
             *size += text.len();
-            JinjaValue::from(text.as_str())
+            Ok(Variable::from(text.as_str()))
         }
-        Value::Array(items) => JinjaValue::from(
-            items
-                .iter()
-                .map(|item| convert(item, depth + 1, size))
-                .collect::<Result<Vec<_>>>()?,
-        ),
+        Value::Array(items) => {
+            let items = items.iter().map(|item| convert(item, depth + 1, size));
+            Variable::list(items.collect::<Result<_>>()?)
+        }
         Value::Object(fields) => {
-            let mut pairs = Vec::with_capacity(fields.len());
+            let mut map = indexmap::IndexMap::with_capacity(fields.len());
             for (key, value) in fields {
                 *size += key.len();
-                pairs.push((key.as_str(), convert(value, depth + 1, size)?));
+                let key: Arc<str> = key.as_str().into();
+                map.insert(key.into(), convert(value, depth + 1, size)?);
             }
-            JinjaValue::from_pairs(pairs)
+            Variable::dict(map)
         }
-    })
+    };
+    made.map_err(|fault| failure(*fault))
 }

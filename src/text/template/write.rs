@@ -1,28 +1,67 @@
-//! Writes values as JSON or like Python's `repr`, and charges fuel while the text grows.
+//! Writes values as JSON or like Python's `repr`, and uses the budget while the text grows.
 //!
-//! minijinja itself charges after a conversion, which is too late for a value that contains another one very often.
+//! A value can contain another one very often, so that its text is much larger than the value.
 
-use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Error, ErrorKind, State};
-use std::borrow::Cow;
-use std::fmt::Write;
+use super::arguments::{Arguments, flag, wrong};
+use super::limits::{Budget, Fault, MAX_VALUE_DEPTH, Outcome};
+use super::text::is_printable;
+use super::value::{Value, View, compare_numbers};
+use std::cmp::Ordering;
 
-/// Deepest nesting of a value.
-const MAX_DEPTH: usize = 200;
 /// Widest indentation per level, in characters.
 const MAX_INDENT: usize = 64;
 
-/// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: Python's `json.dumps`, without HTML
-/// escapes and with keys in their original order.
-pub(super) fn tojson(state: &State, value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<String, Error> {
-    let style = Style::json(indent, &kwargs)?;
-    kwargs.assert_all_used()?;
-    Writer::write(state, &style, value)
+/// Python's `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: no HTML escapes, and
+/// keys in their order.
+pub(super) fn json(budget: &Budget, value: &Value, args: Arguments) -> Outcome<String> {
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    let [ascii, indent, separators, sorted] = args.bind("tojson", names, 0)?;
+    let mut style = Style::new(true, indentation(indent)?);
+    style.ensure_ascii = flag(ascii);
+    style.sort_keys = flag(sorted);
+    match separators {
+        None | Some(Value::None) => {}
+        Some(Value::List(seq) | Value::Tuple(seq)) if seq.items.len() == 2 => {
+            let part = |at: usize| {
+                let found: &Value = &seq.items[at];
+                let text = found.as_str().map(str::to_string);
+                text.ok_or_else(|| wrong("tojson: a separator", "a string", found))
+            };
+            (style.item_separator, style.key_separator) = (part(0)?, part(1)?);
+        }
+        Some(other) => return Err(wrong("tojson: the separators", "two strings", &other)),
+    }
+    Writer::write(budget, &style, value)
 }
 
-/// `repr(value)`.
-pub(super) fn repr(state: &State, value: &Value) -> Result<String, Error> {
-    Writer::write(state, &Style::new(false, None), value)
+/// Python's `repr`.
+pub(super) fn repr(budget: &Budget, value: &Value) -> Outcome<String> {
+    Writer::write(budget, &Style::new(false, None), value)
+}
+
+/// The indentation per level. In Python `True` is 1; negative numbers count as 0.
+fn indentation(indent: Option<Value>) -> Outcome<Option<String>> {
+    let indent = match indent {
+        None | Some(Value::None) => return Ok(None),
+        Some(value) => match (value.as_str(), value.as_int()) {
+            (Some(text), _) => text.to_string(),
+            (_, Some(width)) => " ".repeat(usize::try_from(width).unwrap_or(0).min(MAX_INDENT + 1)),
+            _ => return Err(wrong("tojson: the indent", "an integer or a string", &value)),
+        },
+    };
+    if indent.len() > MAX_INDENT {
+        return Err(Fault::invalid(format!(
+            "tojson: the indent has more than {MAX_INDENT} characters"
+        )));
+    }
+    Ok(Some(indent))
+}
+
+/// Python's `pprint.pformat` of a value that fits into a line: `repr` with the keys of dictionaries in order.
+pub(super) fn pretty(budget: &Budget, value: &Value) -> Outcome<String> {
+    let mut style = Style::new(false, None);
+    style.sort_keys = true;
+    Writer::write(budget, &style, value)
 }
 
 struct Style {
@@ -46,127 +85,185 @@ impl Style {
             indent,
         }
     }
-
-    fn json(indent: Option<Value>, kwargs: &Kwargs) -> Result<Style, Error> {
-        let flag = |name| kwargs.get::<Option<bool>>(name).map(|flag| flag.unwrap_or(false));
-        let indent = match indent {
-            Some(indent) => Some(indent),
-            None => kwargs.get::<Option<Value>>("indent")?,
-        };
-        let indent = match indent {
-            None => None,
-            Some(v) if v.is_none() || v.is_undefined() => None,
-            Some(v) if v.kind() == ValueKind::String => v.as_str().map(str::to_string),
-            // In Python `True` is 1; negative numbers count as 0.
-            Some(v) => {
-                let width = match v.kind() {
-                    ValueKind::Bool => i64::from(v.is_true()),
-                    _ => i64::try_from(v)?,
-                };
-                Some(" ".repeat(usize::try_from(width).unwrap_or(0).min(MAX_INDENT + 1)))
-            }
-        };
-        if indent.as_ref().is_some_and(|i| i.len() > MAX_INDENT) {
-            let message = format!("tojson: the indent has more than {MAX_INDENT} characters");
-            return Err(invalid(message));
-        }
-        let mut style = Style::new(true, indent);
-        if let Some(separators) = kwargs.get::<Option<Value>>("separators")?.filter(|v| !v.is_none()) {
-            let mut parts = Vec::new();
-            for part in separators.try_iter()?.checked() {
-                parts.push(part?.as_str().map(str::to_string));
-            }
-            let Ok([Some(item), Some(key)]) = <[_; 2]>::try_from(parts) else {
-                return Err(invalid("tojson: the separators are not two strings"));
-            };
-            (style.item_separator, style.key_separator) = (item, key);
-        }
-        style.ensure_ascii = flag("ensure_ascii")?;
-        style.sort_keys = flag("sort_keys")?;
-        Ok(style)
-    }
 }
 
 struct Writer<'a> {
-    state: &'a State<'a, 'a>,
+    budget: &'a Budget,
     style: &'a Style,
     out: String,
     charged: usize,
 }
 
 impl Writer<'_> {
-    fn write(state: &State, style: &Style, value: &Value) -> Result<String, Error> {
+    fn write(budget: &Budget, style: &Style, value: &Value) -> Outcome<String> {
         let mut writer = Writer {
-            state,
+            budget,
             style,
             out: String::new(),
             charged: 0,
         };
         writer.value(value, 0)?;
+        writer.charge()?;
         Ok(writer.out)
     }
 
-    /// Charges fuel for the text written since the last call, because a small value may contain another one many times.
-    fn charge(&mut self) -> Result<(), Error> {
+    /// Uses the budget for the text written since the last call.
+    fn charge(&mut self) -> Outcome<()> {
         let written = self.out.len() - self.charged;
         self.charged = self.out.len();
-        self.state.consume_fuel(1 + written as u64 / 32)
+        self.budget.bytes(written as u64 + 8)
     }
 
-    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        if depth > MAX_DEPTH {
-            let message = format!("the value is nested {depth} levels deep, expected at most {MAX_DEPTH}");
-            return Err(invalid(message));
+    fn value(&mut self, value: &Value, depth: usize) -> Outcome<()> {
+        if depth > MAX_VALUE_DEPTH as usize {
+            let message = format!("a value is nested {depth} levels deep, expected at most {MAX_VALUE_DEPTH}");
+            return Err(Fault::new("limit", message));
         }
         self.charge()?;
         let json = self.style.json;
-        match value.kind() {
-            ValueKind::Number => self.out.push_str(&number(value, json)),
-            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
-            ValueKind::Seq | ValueKind::Iterable => {
-                let is_tuple = !json && value.is_tuple();
-                let (open, close) = if is_tuple { ('(', ')') } else { ('[', ']') };
-                self.out.push(open);
-                let mut items = 0;
-                for item in value.try_iter()?.checked() {
-                    self.separate(items == 0, depth + 1);
-                    items += 1;
-                    self.value(&item?, depth + 1)?;
-                }
-                if items == 1 && is_tuple {
-                    self.out.push(',');
-                }
-                self.end(close, items == 0, depth);
+        match value {
+            Value::None => self.out.push_str(if json { "null" } else { "None" }),
+            Value::Bool(flag) => self.out.push_str(match (json, flag) {
+                (true, true) => "true",
+                (true, false) => "false",
+                (false, true) => "True",
+                (false, false) => "False",
+            }),
+            Value::Int(number) => self.out.push_str(&number.to_string()),
+            Value::Float(number) => self.out.push_str(&float(*number, json)),
+            Value::Str(text) => self.string(text)?,
+            Value::Markup(text) => {
+                self.out.push_str(if json { "" } else { "Markup(" });
+                self.string(text)?;
+                self.out.push_str(if json { "" } else { ")" });
             }
-            ValueKind::Map => {
-                let mut keys: Vec<Value> = value.try_iter()?.checked().collect::<Result<_, _>>()?;
-                if self.style.sort_keys {
-                    keys.sort();
-                }
-                self.out.push('{');
-                for (i, key) in keys.iter().enumerate() {
-                    self.separate(i == 0, depth + 1);
-                    match key.kind() {
-                        _ if !json => self.value(key, depth + 1)?,
-                        ValueKind::String => self.string(key.as_str().unwrap_or_default()),
-                        ValueKind::None => self.out.push_str("\"null\""),
-                        ValueKind::Bool => self.out.push_str(if key.is_true() { "\"true\"" } else { "\"false\"" }),
-                        ValueKind::Number => self.string(&number(key, json)),
-                        kind => return Err(invalid(format!("tojson: a key cannot be a {kind}"))),
-                    }
-                    self.out.push_str(&self.style.key_separator);
-                    self.value(&value.get_item(key)?, depth + 1)?;
-                }
-                self.end('}', keys.is_empty(), depth);
+            Value::List(seq) => self.items(&seq.items, ['[', ']'], depth)?,
+            Value::Tuple(seq) if json => self.items(&seq.items, ['[', ']'], depth)?,
+            Value::Tuple(seq) => self.items(&seq.items, ['(', ')'], depth)?,
+            Value::Dict(dict) => {
+                let pairs = dict.map.iter().map(|(key, value)| (key.value(), value));
+                self.pairs(pairs.collect(), depth)?;
             }
-            ValueKind::Undefined if !json => self.out.push_str("Undefined"),
-            // Booleans, none, and objects of minijinja that contain no values of the template.
-            _ if !json => write!(self.out, "{value}").map_err(Error::from)?,
-            ValueKind::None => self.out.push_str("null"),
-            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
-            kind => return Err(invalid(format!("tojson: a value of type {kind} has no JSON form"))),
+            other if json => {
+                let kind = other.kind();
+                return Err(Fault::invalid(format!(
+                    "Object of type {kind} is not JSON serializable"
+                )));
+            }
+            other => self.object(other, depth)?,
         }
-        if json { self.charge() } else { Ok(()) }
+        Ok(())
+    }
+
+    fn items(&mut self, items: &[Value], [open, close]: [char; 2], depth: usize) -> Outcome<()> {
+        self.out.push(open);
+        for (i, item) in items.iter().enumerate() {
+            self.separate(i == 0, depth + 1);
+            self.value(item, depth + 1)?;
+        }
+        if items.len() == 1 && open == '(' {
+            self.out.push(',');
+        }
+        self.end(close, items.is_empty(), depth)
+    }
+
+    fn pairs(&mut self, mut pairs: Vec<(&Value, &Value)>, depth: usize) -> Outcome<()> {
+        if self.style.sort_keys {
+            let numbers = pairs.iter().all(|(key, _)| compare_numbers(key, key).is_some());
+            let mixed = !numbers && pairs.len() > 1 && pairs.iter().any(|(key, _)| key.as_str().is_none());
+            if mixed && self.style.json {
+                return Err(Fault::invalid("tojson: keys of different types cannot be sorted"));
+            }
+            pairs.sort_by(|(a, _), (b, _)| match (compare_numbers(a, b), a.as_str(), b.as_str()) {
+                (Some(order), ..) => order.unwrap_or(Ordering::Equal),
+                (_, Some(a), Some(b)) => a.cmp(b),
+                _ => a.kind().cmp(b.kind()),
+            });
+        }
+        self.out.push('{');
+        for (i, (key, value)) in pairs.iter().enumerate() {
+            self.separate(i == 0, depth + 1);
+            match key {
+                _ if !self.style.json => self.value(key, depth + 1)?,
+                Value::Str(text) | Value::Markup(text) => self.string(text)?,
+                Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+                    self.out.push('"');
+                    self.value(key, depth + 1)?;
+                    self.out.push('"');
+                }
+                other => return Err(Fault::invalid(format!("tojson: a key cannot be a {}", other.kind()))),
+            }
+            let separator = if self.style.json {
+                &self.style.key_separator
+            } else {
+                ": "
+            };
+            self.out.push_str(separator);
+            self.value(value, depth + 1)?;
+        }
+        self.end('}', pairs.is_empty(), depth)
+    }
+
+    /// The `repr` of a value that has no JSON form. Python writes addresses for some, which have no use.
+    fn object(&mut self, value: &Value, depth: usize) -> Outcome<()> {
+        match value {
+            Value::Undefined(_) => self.out.push_str("Undefined"),
+            Value::View(dict, View::Items) => {
+                self.out.push_str("dict_items([");
+                for (i, (key, value)) in dict.map.iter().enumerate() {
+                    self.separate(i == 0, depth);
+                    self.items(&[key.value().clone(), value.clone()], ['(', ')'], depth + 2)?;
+                }
+                self.out.push_str("])");
+            }
+            Value::View(dict, which) => {
+                let keys = *which == View::Keys;
+                self.out.push_str(if keys { "dict_keys(" } else { "dict_values(" });
+                let items: Vec<Value> = match keys {
+                    true => dict.map.keys().map(|key| key.value().clone()).collect(),
+                    false => dict.map.values().cloned().collect(),
+                };
+                self.items(&items, ['[', ']'], depth + 1)?;
+                self.out.push(')');
+            }
+            Value::Range(bounds) => {
+                let [start, stop, step] = **bounds;
+                self.out.push_str(&match step {
+                    1 => format!("range({start}, {stop})"),
+                    _ => format!("range({start}, {stop}, {step})"),
+                });
+            }
+            Value::Namespace(cells) => {
+                self.out.push_str("<TemplateNamespace {");
+                for (i, (name, value)) in cells.pairs().iter().enumerate() {
+                    self.separate(i == 0, depth);
+                    self.string(name)?;
+                    self.out.push_str(": ");
+                    self.value(value, depth + 1)?;
+                }
+                self.out.push_str("}>");
+            }
+            Value::Macro(closure) => match &closure.code.name {
+                Some(name) => {
+                    self.out.push_str("<Macro ");
+                    self.string(name)?;
+                    self.out.push('>');
+                }
+                None => self.out.push_str("<Macro anonymous>"),
+            },
+            Value::Loop(state) => {
+                let index = state.index0.get() + 1;
+                let length = state.length.get().map_or("?".to_string(), |length| length.to_string());
+                self.out.push_str(&format!("<LoopContext {index}/{length}>"));
+            }
+            Value::Method(method) => {
+                let (receiver, name) = &**method;
+                self.out
+                    .push_str(&format!("<built-in method {name} of {} object>", receiver.kind()));
+            }
+            other => self.out.push_str(&format!("<{} object>", other.kind())),
+        }
+        Ok(())
     }
 
     fn separate(&mut self, first: bool, depth: usize) {
@@ -176,11 +273,12 @@ impl Writer<'_> {
         self.new_line(depth);
     }
 
-    fn end(&mut self, bracket: char, empty: bool, depth: usize) {
+    fn end(&mut self, bracket: char, empty: bool, depth: usize) -> Outcome<()> {
         if !empty {
             self.new_line(depth);
         }
         self.out.push(bracket);
+        self.charge()
     }
 
     fn new_line(&mut self, depth: usize) {
@@ -190,7 +288,8 @@ impl Writer<'_> {
         }
     }
 
-    fn string(&mut self, text: &str) {
+    fn string(&mut self, text: &str) -> Outcome<()> {
+        self.budget.bytes(text.len() as u64)?;
         let Style { json, ensure_ascii, .. } = *self.style;
         let double = json || text.contains('\'') && !text.contains('"');
         let quote = if double { '"' } else { '\'' };
@@ -208,23 +307,26 @@ impl Writer<'_> {
                         self.out.push_str(&format!("\\u{unit:04x}"));
                     }
                 }
-                c if !json && c.is_control() => self.out.push_str(&format!("\\x{:02x}", u32::from(c))),
-                c => self.out.push(c),
+                c if json || is_printable(c) => self.out.push(c),
+                c => self.out.push_str(&escape(c)),
             }
         }
         self.out.push(quote);
+        Ok(())
     }
 }
 
-fn number(value: &Value, json: bool) -> String {
-    match f64::try_from(value.clone()) {
-        Ok(number) if !value.is_integer() => python_float(number, json),
-        _ => value.to_string(),
+/// A character as Python's escape of its number.
+pub(super) fn escape(c: char) -> String {
+    match u32::from(c) {
+        number @ ..0x100 => format!("\\x{number:02x}"),
+        number @ 0x100..0x10000 => format!("\\u{number:04x}"),
+        number => format!("\\U{number:08x}"),
     }
 }
 
 /// A float as Python's `json.dumps` or `repr` writes it.
-fn python_float(value: f64, json: bool) -> String {
+pub(super) fn float(value: f64, json: bool) -> String {
     let [nan, infinity] = if json { ["NaN", "Infinity"] } else { ["nan", "inf"] };
     if value.is_nan() {
         return nan.to_string();
@@ -238,11 +340,6 @@ fn python_float(value: f64, json: bool) -> String {
         -4..16 => format!("{value:?}"),
         exponent => format!("{mantissa}e{exponent:+03}"),
     }
-}
-
-/// An error of a filter, a method or a function.
-pub(super) fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 #[cfg(test)]
@@ -264,7 +361,7 @@ mod tests {
             (123456.789, "123456.789"),
             (f64::NEG_INFINITY, "-Infinity"),
         ] {
-            assert_eq!(python_float(value, true), expected);
+            assert_eq!(float(value, true), expected);
         }
     }
 }
