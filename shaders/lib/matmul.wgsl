@@ -5,6 +5,7 @@
 #import weights
 #import tokens
 #import dtype
+#import share
 
 struct Rows4 { r0: Row, r1: Row, r2: Row, r3: Row }
 
@@ -77,10 +78,19 @@ fn add_overlays(sums: SumsOf4Tokens, rows: Rows4, base: u32) -> SumsOf4Tokens {
     return v;
 }
 
-// Adds eight columns to the four sums of one token. The activations of these columns begin at vector i of x.
-fn add_terms(acc: vec4<f32>, w: Weights4x8, i: u32) -> vec4<f32> {
-    let p = x[i];
-    let q = x[i + 1u];
+// A vector of x that every lane of a subgroup needs: the one that lane `lane` has loaded, or else vector i.
+fn shared_x(own: vec4<f32>, lane: u32, i: u32) -> vec4<f32> {
+    if (SHARES) { return shared_from(own, lane); }
+    return x[i];
+}
+// What a lane loads for the others.
+fn own_x(i: u32) -> vec4<f32> {
+    if (SHARES) { return x[i]; }
+    return vec4<f32>(0.0);
+}
+
+// Adds eight columns to the four sums of one token, whose activations of these columns are p and q.
+fn add_terms(acc: vec4<f32>, w: Weights4x8, p: vec4<f32>, q: vec4<f32>) -> vec4<f32> {
     var v = fma(w.k0, vec4<f32>(p.x), acc);
     v = fma(w.k1, vec4<f32>(p.y), v);
     v = fma(w.k2, vec4<f32>(p.z), v);

@@ -12,7 +12,7 @@ fn output_index(tile: ExpertTile, i: u32, first: u32) -> u32 {
 
 // Replaces four gates by act(gate) * up.
 fn store(tile: ExpertTile, i: u32, first: u32, up: vec4<f32>) {
-    if (i >= tile.count) { return; }
+    if (i >= tile.count || first >= params.outputs) { return; }
     let at = output_index(tile, i, first);
     let gate = y[at];
     let value = vec4<f32>(glu(gate.x, up.x), glu(gate.y, up.y), glu(gate.z, up.z), glu(gate.w, up.w));

@@ -45,8 +45,9 @@ fn overlay_tile(sums: TileSums, row: Row, row_unit: vec4<f32>, at: XStarts) -> T
     return t;
 }
 
-// The sums of four rows of a stacked tensor, row scales included.
-fn tile_sums(rows: vec4<u32>, tensor: u32, tile: ExpertTile) -> TileSums {
+// The sums of four rows of a stacked tensor, row scales included. `lane`: of a subgroup of 8, whose lanes are all active.
+fn tile_sums(rows: vec4<u32>, tensor: u32, tile: ExpertTile, lane: u32) -> TileSums {
+    let own = x_start(tile, lane);
     let opened = rows_open(rows);
     let at = XStarts(
         #each 0..8 x_start(tile, #u),
@@ -57,7 +58,10 @@ fn tile_sums(rows: vec4<u32>, tensor: u32, tile: ExpertTile) -> TileSums {
         for (var j = 0u; j < 4u; j += 1u) {
             let w = load_weights(opened, tensor, group, j, s);
             let i = group * 8u + j * 2u;
-            #each 0..8 c# = add_terms(c#, w, at.x# + i);
+            let own_p = own_x(own + i);
+            let own_q = own_x(own + i + 1u);
+            #each 0..8 let p# = shared_x(own_p, #u, at.x# + i);
+            #each 0..8 c# = add_terms(c#, w, p#, shared_x(own_q, #u, at.x# + i + 1u));
         }
     }
     var t = TileSums(c0, c1, c2, c3, c4, c5, c6, c7);

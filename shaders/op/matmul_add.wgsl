@@ -6,15 +6,17 @@
 #import matmul_tile
 
 fn put(token: u32, first: u32, value: vec4<f32>) {
-    if (token >= batch.count) { return; }
+    if (token >= batch.count || first >= params.rows) { return; }
     let i = token * params.y_stride + ((params.row0 + first) >> 2u);
     h[i] += select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.rows));
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = (workgroup.x * THREADS + thread) * 4u;
+    let lane = thread % LANES;
+    let block = workgroup.x * THREADS + thread;
     let token0 = workgroup.y * 8u;
-    if (first >= params.rows || token0 >= batch.count) { return; }
-    put_rows(first, token0);
+    // The lanes of a subgroup stay together, because they share activations.
+    if ((block - lane) * 4u >= params.rows || token0 >= batch.count) { return; }
+    put_rows(block * 4u, token0, lane);
 }

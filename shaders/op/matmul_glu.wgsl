@@ -15,8 +15,8 @@ fn store(token: u32, first: u32, gate: vec4<f32>, up: vec4<f32>) {
     y[i] = select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.outputs));
 }
 
-// Computes the four outputs from `first` for the four tokens from token0.
-fn store_outputs(first: u32, token0: u32) {
+// Computes the four outputs from `first` for the four tokens from token0. `lane`: of a subgroup of 8.
+fn store_outputs(first: u32, token0: u32, lane: u32) {
     let gate_rows = rows_from(first, params.outputs - 1u);
     let up_rows = gate_rows + vec4<u32>(params.outputs);
     let gate = rows_open(gate_rows);
@@ -31,19 +31,25 @@ fn store_outputs(first: u32, token0: u32) {
         for (var j = 0u; j < 4u; j += 1u) {
             let i = base + group * 8u + j * 2u;
             let g = load_weights(gate, 0u, group, j, gate_scales);
-            #each 0..4 g# = add_terms(g#, g, i + #u * stride);
+            let own = own_x(i + lane % 4u * stride + lane / 4u);
+            #each 0..4 let p# = shared_x(own, #u, i + #u * stride);
+            #each 0..4 let q# = shared_x(own, 4u + #u, i + #u * stride + 1u);
+            #each 0..4 g# = add_terms(g#, g, p#, q#);
             if (!MANY_REGISTERS) {
                 let u = load_weights(up, 1u, group, j, up_scales);
-                #each 0..4 u# = add_terms(u#, u, i + #u * stride);
+                #each 0..4 u# = add_terms(u#, u, p#, q#);
             }
         }
         // If rows take many registers, gate and up rows at once take too many. Then x is read twice.
         for (var j = 0u; j < select(0u, 4u, MANY_REGISTERS); j += 1u) {
             let i = base + group * 8u + j * 2u;
             let u = load_weights(up, 1u, group, j, up_scales);
-            #each 0..4 u# = add_terms(u#, u, i + #u * stride);
+            let own = own_x(i + lane % 4u * stride + lane / 4u);
+            #each 0..4 let p# = shared_x(own, #u, i + #u * stride);
+            #each 0..4 u# = add_terms(u#, u, p#, shared_x(own, 4u + #u, i + #u * stride + 1u));
         }
     }
+    if (first >= params.outputs) { return; }
     let g = add_overlays(SumsOf4Tokens(g0, g1, g2, g3), gate, base);
     let u = add_overlays(SumsOf4Tokens(u0, u1, u2, u3), up, base);
     let gs = row_scales(gate_rows);
@@ -60,14 +66,17 @@ fn active_blocks() -> u32 {
 }
 
 fn first_output(block: u32) -> u32 {
-    if (MASKED) { return list[list[2] + block] * 4u; }
+    // Blocks past the last one have no outputs.
+    if (MASKED) { return select(params.outputs, list[list[2] + min(block, list[0] - 1u)] * 4u, block < list[0]); }
     return block * 4u;
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let block = workgroup.x * THREADS + thread;
+    let lane = thread % LANES;
     let token0 = workgroup.y * 4u;
-    if (block >= active_blocks() || token0 >= batch.count) { return; }
-    store_outputs(first_output(block), token0);
+    // The lanes of a subgroup stay together, because they share activations.
+    if (block - lane >= active_blocks() || token0 >= batch.count) { return; }
+    store_outputs(first_output(block), token0, lane);
 }

@@ -7,19 +7,22 @@
 #import moe_tile
 
 fn store(tile: ExpertTile, i: u32, first: u32, value: vec4<f32>) {
-    if (i >= tile.count) { return; }
+    if (i >= tile.count || first >= params.outputs) { return; }
     let at = entry_of(tile, i) * params.y_stride + ((params.row0 + first) >> 2u);
     y[at] = select(vec4<f32>(0.0), value, four_from(first) < vec4<u32>(params.outputs));
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = (workgroup.x * THREADS + thread) * 4u;
+    let lane = thread % LANES;
+    let block = workgroup.x * THREADS + thread;
+    let first = block * 4u;
     let tile = expert_tile(workgroup.y);
-    if (first >= params.outputs || tile.count == 0u) { return; }
+    // The lanes of a subgroup stay together, because they share activations.
+    if ((block - lane) * 4u >= params.outputs || tile.count == 0u) { return; }
     let place = experts.all[tile.expert].place;
     if (place == ABSENT) { return; }
     let rows = rows_from(first, params.outputs - 1u) + vec4<u32>(place * params.outputs);
-    let t = tile_sums(rows, place, tile);
+    let t = tile_sums(rows, place, tile, lane);
     #each 0..8 store(tile, #u, first, t.c#);
 }

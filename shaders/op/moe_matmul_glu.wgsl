@@ -8,22 +8,25 @@
 
 // Stores the gates of an entry.
 fn keep(tile: ExpertTile, i: u32, first: u32, gate: vec4<f32>) {
-    if (i >= tile.count) { return; }
+    if (i >= tile.count || first >= params.outputs) { return; }
     y[output_index(tile, i, first)] = gate;
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = (workgroup.x * THREADS + thread) * 4u;
+    let lane = thread % LANES;
+    let block = workgroup.x * THREADS + thread;
+    let first = block * 4u;
     let tile = expert_tile(workgroup.y);
-    if (first >= params.outputs || tile.count == 0u) { return; }
+    // The lanes of a subgroup stay together, because they share activations.
+    if ((block - lane) * 4u >= params.outputs || tile.count == 0u) { return; }
     let place = experts.all[tile.expert].place;
     if (place == ABSENT) { return; }
     let gate_row = 2u * params.shared_outputs + place * params.outputs;
     let up_row = gate_row + params.placed * params.outputs;
     let tensor = place + select(0u, 2u, params.shared_outputs != 0u);
     let rows = rows_from(first, params.outputs - 1u);
-    let g = tile_sums(rows + vec4<u32>(gate_row), tensor, tile);
+    let g = tile_sums(rows + vec4<u32>(gate_row), tensor, tile, lane);
     #each 0..8 keep(tile, #u, first, g.c#);
-    store_products(tile, first, tile_sums(rows + vec4<u32>(up_row), tensor + params.placed, tile));
+    store_products(tile, first, tile_sums(rows + vec4<u32>(up_row), tensor + params.placed, tile, lane));
 }

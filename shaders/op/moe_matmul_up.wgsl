@@ -6,11 +6,14 @@
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let first = (workgroup.x * THREADS + thread) * 4u;
+    let lane = thread % LANES;
+    let block = workgroup.x * THREADS + thread;
+    let first = block * 4u;
     let tile = expert_tile(workgroup.y);
-    if (first >= params.outputs || tile.count == 0u) { return; }
+    // The lanes of a subgroup stay together, because they share activations.
+    if ((block - lane) * 4u >= params.outputs || tile.count == 0u) { return; }
     let place = experts.all[tile.expert].place;
     if (place == ABSENT) { return; }
     let rows = rows_from(first, params.outputs - 1u) + vec4<u32>(place * params.outputs);
-    store_products(tile, first, tile_sums(rows, place, tile));
+    store_products(tile, first, tile_sums(rows, place, tile, lane));
 }

@@ -18,7 +18,7 @@ use cmf_gpu::graph::Counters;
 use cmf_gpu::lm::run::Session;
 use cmf_gpu::synthetic::synthetic;
 use cmf_gpu::{Error, Kind, LoadOptions};
-use measure::{Row, generation_row, prompt_row};
+use measure::{Row, Test, generation_row, prompt_row};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -65,8 +65,9 @@ fn with_own_flags(err: Error, args: &Args) -> Error {
     if err.kind != Kind::OutOfMemory || args.load.device.ctx.is_some() {
         return err;
     }
-    let (p, n) = (args.n_prompt, args.n_gen);
-    Error::new(err.kind, format!("{}; -p {p} and -n {n} set the context", err.message))
+    let (p, n, d) = (args.n_prompt, args.n_gen, args.n_depth);
+    let text = format!("{}; -p {p}, -n {n} and -d {d} set the context", err.message);
+    Error::new(err.kind, text)
 }
 
 /// Positions of the context, if known before loading.
@@ -106,11 +107,16 @@ fn measure(
     let cancel = context.interrupt.cancel();
     let mut rows = Vec::new();
     let mut decode = (0, Counters::default());
+    let test = |tokens| Test {
+        depth: args.n_depth,
+        tokens,
+        repetitions: args.repetitions,
+    };
     if args.n_prompt > 0 {
-        rows.push(prompt_row(session, args.n_prompt, args.repetitions, &cancel)?);
+        rows.push(prompt_row(session, test(args.n_prompt), &cancel)?);
     }
     if args.n_gen > 0 {
-        let (row, cost) = generation_row(session, args.n_gen, args.repetitions, &cancel)?;
+        let (row, cost) = generation_row(session, test(args.n_gen), &cancel)?;
         rows.push(row);
         decode = cost;
     }

@@ -143,7 +143,7 @@ impl Device {
             kernel,
             planes: step.planes,
             kv: spec.has_kv().then_some(kv),
-            team: spec.threads.is_none().then_some(self.properties.team),
+            team: Variant::team_of(spec, self.properties.team),
             width: if spec.is_wide() { step.width } else { 1 },
             masked,
             half_native: !step.planes.is_some_and(Planes::has_halves) || self.properties.half_native,

@@ -17,6 +17,7 @@ operator! {
         write partial: array<vec4<f32>>;
     }
     threads Some(64),
+    shares true,
     grid |p| Grid::Blocks(p.kv_heads),
     tolerance |_| Tolerance::Exponential,
     masked_grid |_, [_, kv_heads]| Grid::Blocks(kv_heads.max(1)),

@@ -19,7 +19,8 @@ operator! {
             list: array<u32>;
         write y: array<vec4<f32>>;
     }
-    threads Some(64),
+    threads Some(256),
+    shares true,
     grid |p| Grid::Workgroups(p.heads, CHUNK_TOKENS),
     tolerance |_| Tolerance::Exponential,
     masked_grid |_, [heads, _]| Grid::Workgroups(heads.max(1), CHUNK_TOKENS),
@@ -31,8 +32,10 @@ operator! {
             0 => positions,
             window => positions.min(window.saturating_add(CHUNK_TOKENS + KV_PAGE)),
         };
-        // For each block: the keys once and the weights twice, and for each loop one iteration that finds its end.
-        u64::from(seen.div_ceil(KV_PAGE)) * (u64::from(p.head_vectors) + 2 * u64::from(KV_PAGE) + 4)
+        // The loops in a block, with the iteration that finds the end of each: 4 vectors of the keys take 7, a vector of
+        // the values 9, and a thread has every 32nd.
+        let vectors = u64::from(p.head_vectors);
+        u64::from(seen.div_ceil(KV_PAGE)) * (vectors.div_ceil(4) * 7 + vectors.div_ceil(32) * 10 + 4)
     },
 }
 

@@ -5,7 +5,7 @@ pub use super::grid::{GRID_WIDTH, KV_PAGE};
 /// Largest number of tokens in one run of the decoding kernels.
 pub const MAX_WIDTH: u32 = 8;
 /// Tokens that a workgroup of prefill attention computes together.
-pub const CHUNK_TOKENS: u32 = 4;
+pub const CHUNK_TOKENS: u32 = 32;
 /// Largest number of entries in a tile of tokens grouped by expert.
 pub const EXPERT_TILE: u32 = 8;
 /// Elements that a workgroup of the Hadamard transform computes: also the largest block.

@@ -12,7 +12,7 @@ pub(super) use crate::error::{Result, bail};
 /// beside the declaration.
 ///
 /// A parameter without a text has the meaning that the list below gives it. `weight` and the clauses
-/// from `experts` on are optional. Every clause after `threads` becomes the method of `Operator` of that name.
+/// from `experts` on are optional, and so is `shares true`. Every clause after `threads` becomes the method of `Operator` of that name.
 macro_rules! operator {
     (
         $name:ident
@@ -20,6 +20,7 @@ macro_rules! operator {
         params { $($field:ident: $ty:ident $(= $doc:literal)?),* $(,)? }
         bindings { $($access:ident $($binding:ident: $wgsl:ty),+;)* }
         threads $threads:expr,
+        $(shares $shares:literal,)?
         grid |$grid_p:pat_param| $grid:expr,
         tolerance |$tolerance_p:pat_param| $tolerance:expr,
         $(experts $experts:ident,)?
@@ -63,6 +64,7 @@ macro_rules! operator {
                 }),+),*
             ],
             threads: $threads,
+            shares: false $(|| $shares)?,
         };
 
         impl Operator for Params {

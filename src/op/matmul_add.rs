@@ -13,6 +13,7 @@ operator! {
         write h: array<vec4<f32>>;
     }
     threads Some(32),
+    shares true,
     grid |p| Grid::Threads(p.rows.div_ceil(4), 8),
     tolerance |_| Tolerance::Summed,
     masked_share |p, [blocks, groups]| block_share([blocks, groups], p.rows, p.groups),

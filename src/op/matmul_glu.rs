@@ -19,6 +19,7 @@ operator! {
         write y: array<vec4<f32>>;
     }
     threads Some(32),
+    shares true,
     grid |p| Grid::Threads(p.outputs.div_ceil(4), 4),
     tolerance |_| Tolerance::Exponential,
     weight_read |p| WeightRead::Rows(u64::from((2 * p.outputs).min(p.rows))),

@@ -19,6 +19,7 @@ operator! {
         write y: array<vec4<f32>>;
     }
     threads Some(32),
+    shares true,
     grid |p| Grid::Tiles { threads: p.outputs.div_ceil(4), entries: p.x_entries, most: p.tiles },
     tolerance |_| Tolerance::Exponential,
     experts Repeatable,

@@ -58,6 +58,8 @@ pub struct Spec {
     pub bindings: &'static [Binding],
     /// Threads of a workgroup; `None`: the variant's [`crate::shader::Team`] decides.
     pub threads: Option<u32>,
+    /// Whether there is a variant whose subgroups of 8 lanes share what they load.
+    pub shares: bool,
 }
 
 impl Spec {

@@ -2,7 +2,7 @@
 //! operator.
 //!
 //! A line `#import name` names a file in `shaders/lib`, or stands for files that depend on the variant: `dtype`,
-//! `kv`, `team`, `tokens_side_by_side`, `groups`. A line `#each 0..4 text` is repeated, with a number
+//! `kv`, `team`, `share`, `tokens_side_by_side`, `groups`. A line `#each 0..4 text` is repeated, with a number
 //! in place of every `#`. Everything else is plain concatenation.
 
 use super::variant::{Team, Variant};
@@ -16,9 +16,10 @@ macro_rules! files {
 
 /// The files of `shaders/lib`; a test below compares the table with the directory.
 const LIB: &[(&str, &str)] = files!("lib":
-    "attention" "canon" "experts" "gate" "glu" "grid" "groups_all" "groups_masked" "kv_f16" "kv_f32"
+    "attention" "attention_sums" "canon" "experts" "gate" "glu" "grid" "groups_all" "groups_masked" "kv_f16" "kv_f32"
     "matmul" "matmul_tile" "matvec" "matvec_registers"
-    "matvec_spilled" "moe_gated" "moe_tile" "norm_scale" "route" "routes" "stacked" "team_subgroup" "team_tree" "tokens"
+    "matvec_spilled" "moe_gated" "moe_tile" "norm_scale" "route" "routes" "share_none"
+    "share_subgroup" "stacked" "team_subgroup" "team_tree" "tokens"
     "vector" "weights");
 
 /// The files that an import stands for in a variant.
@@ -27,6 +28,8 @@ fn resolve(variant: &Variant, import: &str) -> Vec<(&'static str, &'static str)>
     match import {
         "dtype" => variant.planes.map_or(&[][..], |planes| planes.shaders()).to_vec(),
         "kv" => lib(&format!("kv_{}", variant.kv.map_or("f32", |kv| kv.name()))),
+        "share" if variant.team == Some(Team::SHARING) => lib("share_subgroup"),
+        "share" => lib("share_none"),
         "team" if variant.team == Some(Team::Tree) => lib("team_tree"),
         "team" => lib("team_subgroup"),
         // The sums of up to two tokens fit into registers.

@@ -1,7 +1,7 @@
 //! Variants of operators: types of weights and caches, teams, width, masks.
 
 use crate::dtype::planes::Planes;
-use crate::op::{Kernel, Kv};
+use crate::op::{Kernel, Kv, Spec};
 
 /// How a team of 32 logical lanes is realised. All ways give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,6 +24,10 @@ impl Team {
         Team::Subgroup { lanes: 32 },
         Team::Tree,
     ];
+
+    /// The subgroups whose lanes share what they load, where a kernel has such a variant. Drivers that compute the lanes of
+    /// a load one after another have subgroups of this size.
+    pub const SHARING: Team = Team::Subgroup { lanes: 8 };
 
     /// Physical lanes of a team.
     pub fn lanes(self) -> u32 {
@@ -56,7 +60,8 @@ pub struct Variant {
     pub planes: Option<Planes>,
     /// The cache's type, for kernels that touch it.
     pub kv: Option<Kv>,
-    /// How teams are realised, for kernels with teams.
+    /// How teams are realised, for kernels with teams. For kernels without teams, that subgroups of this size share what
+    /// they load.
     pub team: Option<Team>,
     /// Tokens that a team computes side by side: 1, 2, 4 or 8; 1 for kernels that are not wide.
     pub width: u32,
@@ -75,7 +80,16 @@ impl Variant {
 
     /// Teams of a workgroup; 1 for kernels without teams.
     pub fn teams(&self) -> u32 {
-        self.team.map_or(1, Team::teams)
+        match self.kernel.spec().threads {
+            None => self.team.map_or(1, Team::teams),
+            Some(_) => 1,
+        }
+    }
+
+    /// The team of an operator's variant on a device that realises teams in this way.
+    pub fn team_of(spec: &Spec, of_device: Team) -> Option<Team> {
+        let exists = spec.threads.is_none() || (spec.shares && of_device == Team::SHARING);
+        exists.then_some(of_device)
     }
 
     /// The variant's name: operator, mask, planes, cache type, team, width.
@@ -119,6 +133,7 @@ impl Variant {
         };
         let teams = match spec.threads {
             None => Team::ALL.map(Some).to_vec(),
+            Some(_) if spec.shares => vec![None, Some(Team::SHARING)],
             Some(_) => vec![None],
         };
         let widths: &[u32] = if spec.is_wide() { &[1, 2, 4, 8] } else { &[1] };

@@ -608,6 +608,9 @@ fn bench() {
     assert!(md.lines().nth(3).unwrap().starts_with("| tg5 | ") && md.contains(" ± "));
     let only = run(&["bench", model(), "-p", "0", "-n", "5", "-r", "1", "-o", "json"]).json();
     assert_eq!(only["rows"].as_array().unwrap().len(), 1);
+    let deep = ["-p", "3", "-n", "5", "-d", "70", "-r", "1", "-o", "csv"];
+    let deep = run(&[&["bench", model()], &deep[..]].concat()).stdout;
+    assert!(deep.contains("\npp3 @ d70,") && deep.contains("\ntg5 @ d70,"), "{deep}");
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn numbers_out_of_range_name_the_flag_and_the_range() {
             &["run", m, "-p", "x"],
             &["--max-tokens", "--top-k", "--seed", "--ctx", "--vram-mb"],
         ),
-        (&["bench", m], &["--n-prompt", "--n-gen", "--repetitions"]),
+        (&["bench", m], &["--n-prompt", "--n-gen", "--n-depth", "--repetitions"]),
         (&["ppl", m, "--file", "/dev/null"], &["--stride"]),
         (&["info", m], &["--ctx"]),
         (&["logits", m, "--tokens", "1", "--out", "/tmp/x"], &["--step-from"]),
@@ -176,6 +176,7 @@ fn invalid_arguments_are_found_before_a_device_is_opened() {
         (&["ppl", m, "--file", "/dev/null", "-c", "1"], "--ctx"),
         (&["bench", m, "-c", "8"], "-p"),
         (&["bench", m, "-p", "4", "-n", "8", "-c", "8"], "-n"),
+        (&["bench", m, "-p", "4", "-n", "0", "-d", "8", "-c", "8"], "-d"),
         // Longer than the model was trained for.
         (&["bench", m, "-c", "0", "-p", "99999"], "-p"),
         (&["parity", "--filter", "no such case"], "matvec"),
@@ -203,7 +204,7 @@ fn help_states_the_context_that_a_command_uses() {
     for (command, said) in [
         ("run", "at most 4096"),
         ("ppl", "512"),
-        ("bench", "-p and -n"),
+        ("bench", "-p and -n after -d"),
         ("parity", "120"),
     ] {
         let help = run(&[command, "--help"]).stdout;

@@ -10,7 +10,7 @@ use cmf_gpu::source::ModelSource;
 use cmf_gpu::synthetic::Shape;
 
 const CTX_HELP: &str =
-    "Length of the context in tokens; 0 = the length the model was trained for [default: as -p and -n need]";
+    "Length of the context in tokens; 0 = the length the model was trained for [default: as -p and -n after -d need]";
 
 const QUANT_HELP: &str = "Quantises the matrices of a Hugging Face directory or a GGUF file to this type while loading \
      [default: the types of the file]; the type of synthetic matrices [default: q4tp, or pq2_0 for bonsai-27b]";
@@ -27,6 +27,9 @@ pub struct Args {
     /// Tokens to generate; 0 leaves the row out
     #[arg(short = 'n', long, default_value_t = 128, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub n_gen: usize,
+    /// Tokens in the cache before the measured ones; their prefill is not measured. Rows are named pp512 @ d4096
+    #[arg(short = 'd', long, default_value_t = 0, value_parser = whole::<usize>, allow_negative_numbers = true)]
+    pub n_depth: usize,
     /// Random weights of this shape instead of a model: smollm2-135m, llama-8b, qwen3-8b, qwen3-30b-a3b, qwen3.5-27b, bonsai-27b or
     /// qwen3.5-35b-a3b
     #[arg(long, value_name = "SPEC")]
@@ -105,8 +108,10 @@ impl Args {
     pub fn positions(&self) -> Result<u32> {
         // One token before the generated ones, and one whose run is in flight at the end.
         let positions = self.n_prompt.max(self.n_gen.saturating_add(2));
-        let (p, n) = (self.n_prompt, self.n_gen);
-        u32::try_from(positions).map_err(|_| usage(format!("-p {p}, -n {n}: {positions} tokens are too many")))
+        let positions = positions.saturating_add(self.n_depth);
+        let (p, n, d) = (self.n_prompt, self.n_gen, self.n_depth);
+        let text = format!("-p {p}, -n {n}, -d {d}: {positions} tokens are too many");
+        u32::try_from(positions).map_err(|_| usage(text))
     }
 
     /// Errors: `Usage` when a context of `ctx` positions is too short for a row.
@@ -115,9 +120,16 @@ impl Args {
             ("-p", self.n_prompt, self.n_prompt),
             ("-n", self.n_gen, self.n_gen.saturating_add(1)),
         ];
-        match needs.iter().find(|&&(_, _, tokens)| tokens > ctx as usize) {
+        let depth = self.n_depth;
+        let after = match depth {
+            0 => String::new(),
+            _ => format!(" after -d {depth}"),
+        };
+        let too_long =
+            |&&(_, count, tokens): &&(&str, usize, usize)| count > 0 && tokens.saturating_add(depth) > ctx as usize;
+        match needs.iter().find(too_long) {
             Some((flag, count, _)) => Err(usage(format!(
-                "{flag} {count} does not fit into a context of {ctx}; give a smaller {flag} or a larger --ctx"
+                "{flag} {count}{after} does not fit into a context of {ctx}; give a smaller {flag} or a larger --ctx"
             ))),
             None => Ok(()),
         }

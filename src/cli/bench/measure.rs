@@ -13,7 +13,7 @@ use std::time::Instant;
 /// A row of the table.
 #[derive(Serialize)]
 pub struct Row {
-    /// `pp` or `tg` and the number of tokens.
+    /// `pp` or `tg` and the number of tokens; `@ d` and the tokens that are cached before.
     pub test: String,
     /// Mean of the tokens per second.
     pub tok_s: f64,
@@ -23,25 +23,43 @@ pub struct Row {
     pub weight_gb_s: f64,
 }
 
-/// Measures prefill of `tokens` tokens.
-pub fn prompt_row(session: &mut Session, tokens: usize, repetitions: usize, cancel: &Cancel) -> Result<Row> {
-    let seconds = measure(repetitions, || prefill(session, tokens, cancel))?;
+/// What a row measures.
+#[derive(Clone, Copy)]
+pub struct Test {
+    /// Tokens that are cached before the measured ones.
+    pub depth: usize,
+    /// Tokens that are measured.
+    pub tokens: usize,
+    /// Measurements.
+    pub repetitions: usize,
+}
+
+impl Test {
+    fn name(&self, kind: &str) -> String {
+        let (depth, tokens) = (self.depth, self.tokens);
+        match depth {
+            0 => format!("{kind}{tokens}"),
+            _ => format!("{kind}{tokens} @ d{depth}"),
+        }
+    }
+}
+
+/// Measures prefill.
+pub fn prompt_row(session: &mut Session, test: Test, cancel: &Cancel) -> Result<Row> {
+    let tokens = test.tokens;
+    let seconds = measure(test.repetitions, || prefill(session, test, cancel))?;
     let plan = session.plan();
     let chunks = tokens.div_ceil(plan.chunk as usize) as u64;
     let bytes = plan.weight_bytes_read(ProgramKind::Prefill) * chunks;
-    Ok(row(format!("pp{tokens}"), tokens, bytes, &seconds))
+    Ok(row(test.name("pp"), tokens, bytes, &seconds))
 }
 
-/// Measures decoding of `tokens` tokens. Also returns the number of decode runs and their cost.
-pub fn generation_row(
-    session: &mut Session,
-    tokens: usize,
-    repetitions: usize,
-    cancel: &Cancel,
-) -> Result<(Row, (u64, Counters))> {
-    let seconds = measure(repetitions, || generate(session, tokens, cancel))?;
+/// Measures decoding. Also returns the number of decode runs and their cost.
+pub fn generation_row(session: &mut Session, test: Test, cancel: &Cancel) -> Result<(Row, (u64, Counters))> {
+    let tokens = test.tokens;
+    let seconds = measure(test.repetitions, || generate(session, test, cancel))?;
     let bytes = session.plan().weight_bytes_read(ProgramKind::Decode) * tokens as u64;
-    let row = row(format!("tg{tokens}"), tokens, bytes, &seconds);
+    let row = row(test.name("tg"), tokens, bytes, &seconds);
     Ok((row, session.decode_cost()))
 }
 
@@ -83,18 +101,28 @@ fn unless_broken(flow: ControlFlow<()>) -> Result<()> {
     }
 }
 
-fn prefill(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64> {
-    let tokens = prompt(session.plan().vocab, count);
-    session.clear();
+/// Caches these tokens, and no others. Cached tokens are used again.
+fn cache(session: &mut Session, tokens: &[u32], cancel: &Cancel) -> Result<()> {
+    if tokens.is_empty() {
+        session.clear();
+        return Ok(());
+    }
+    unless_broken(session.prefill(tokens, cancel)?.1)
+}
+
+fn prefill(session: &mut Session, test: Test, cancel: &Cancel) -> Result<f64> {
+    let tokens = prompt(session.plan().vocab, test.depth + test.tokens);
+    cache(session, &tokens[..test.depth], cancel)?;
     let start = Instant::now();
     // Returns when the device is done.
     unless_broken(session.prefill(&tokens, cancel)?.1)?;
     Ok(start.elapsed().as_secs_f64())
 }
 
-fn generate(session: &mut Session, count: usize, cancel: &Cancel) -> Result<f64> {
-    let tokens = prompt(session.plan().vocab, 1);
-    session.clear();
+fn generate(session: &mut Session, test: Test, cancel: &Cancel) -> Result<f64> {
+    let count = test.tokens;
+    let tokens = prompt(session.plan().vocab, test.depth + 1);
+    cache(session, &tokens[..test.depth], cancel)?;
     unless_broken(session.prefill(&tokens, cancel)?.1)?;
     let generation = Generation {
         sampling: Sampling::greedy(),
@@ -127,6 +155,20 @@ mod tests {
     fn the_deviation_is_that_of_a_sample() {
         assert_eq!(mean_sd(&[4.0]), (4.0, 0.0));
         assert_eq!(mean_sd(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
+    }
+
+    #[test]
+    fn a_row_names_its_depth_if_it_has_one() {
+        let named = |depth| {
+            let (tokens, repetitions) = (512, 1);
+            Test {
+                depth,
+                tokens,
+                repetitions,
+            }
+            .name("pp")
+        };
+        assert_eq!([named(0), named(4096)], ["pp512", "pp512 @ d4096"]);
     }
 
     #[test]
