@@ -164,7 +164,7 @@ fn numbers_out_of_range_name_the_flag_and_the_range() {
 #[test]
 fn invalid_arguments_are_found_before_a_device_is_opened() {
     let m = model();
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["run", m, "-p", "x", "--stop", ""], "--stop"),
         (&["run", m, "--prompt-tokens", "1,512"], "512"),
         (&["logits", m, "--tokens", "512", "--out", "/tmp/x"], "512"),
