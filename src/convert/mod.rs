@@ -71,16 +71,25 @@ pub fn convert_to(
     write::write(model, src, target, options, progress)
 }
 
-/// The files of a directory that describe its model beside the weights: configuration, tokenizer, template. Errors: `Io`.
+/// The files of a directory, and of the folders in it, that describe its model beside the weights: configuration, tokenizer,
+/// template. Errors: `Io`.
 fn described_by(src: &Path) -> Result<Vec<PathBuf>> {
-    if !src.is_dir() {
-        return Ok(Vec::new());
+    let mut files = Vec::new();
+    if src.is_dir() {
+        for path in entries(src)? {
+            match path.is_dir() {
+                true => files.append(&mut entries(&path)?),
+                false => files.push(path),
+            }
+        }
+        files.retain(|path| path.extension().is_some_and(|kind| kind == "json" || kind == "jinja"));
     }
-    let io = |err: std::io::Error| Error::io(src, &err);
-    let entries = std::fs::read_dir(src)
-        .map_err(io)?
-        .map(|entry| Ok(entry.map_err(io)?.path()));
-    let describes = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "json" || kind == "jinja");
-    let paths = entries.collect::<Result<Vec<_>>>()?;
-    Ok(paths.into_iter().filter(describes).collect())
+    Ok(files)
+}
+
+/// What is in a directory. Errors: `Io`.
+fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+    let io = |err: std::io::Error| Error::io(dir, &err);
+    let entries = std::fs::read_dir(dir).map_err(io)?;
+    entries.map(|entry| Ok(entry.map_err(io)?.path())).collect()
 }

@@ -6,6 +6,7 @@
 
 mod arch;
 mod bind;
+mod diffusers;
 mod experts;
 mod family;
 mod gathered;
@@ -34,7 +35,7 @@ use std::path::Path;
 /// The formats of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// A directory with safetensors files, or one such file beside its configuration.
+    /// A directory with safetensors files, of one network or of a pipeline, or one such file beside its configuration.
     HuggingFace,
     /// A GGUF file.
     Gguf,
@@ -102,9 +103,13 @@ pub fn ninfer(path: &Path) -> Result<Model> {
     ninfer::Source::open(path)?.model()
 }
 
-/// The model in a Hugging Face directory, or in one safetensors file beside its configuration. Reads no weights.
+/// The model in a Hugging Face directory, the pipeline in a diffusers directory, or the model in one safetensors file beside
+/// its configuration. Reads no weights.
 ///
 /// Errors: as [`gguf`].
 pub fn hugging_face(path: &Path) -> Result<Model> {
-    hf::Source::open(path)?.model()
+    match diffusers::is_pipeline(path) {
+        true => diffusers::read(path),
+        false => hf::Source::open(path)?.model(),
+    }
 }

@@ -8,6 +8,7 @@ mod cmf;
 mod imported;
 mod memory;
 mod model;
+mod pipeline;
 mod skill_view;
 mod tensors;
 mod verify;
@@ -31,8 +32,8 @@ use crate::import;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Opens the model at `path`: a CMF, GGUF or `.ninfer` file, any file of a model in several, or a Hugging Face directory. Reads no
-/// weights.
+/// Opens the model at `path`: a CMF, GGUF or `.ninfer` file, any file of a model in several, a Hugging Face directory, or a
+/// diffusers directory of a pipeline. Reads no weights.
 ///
 /// Errors: those of the format; `SkillFile` for a file that holds a skill and no model; `UnsupportedModel`, `MissingTensor` and
 /// `UnsupportedTensorType` for models that were trained elsewhere and are not known; `InvalidMagic`; `Io`.

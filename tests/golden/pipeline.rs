@@ -88,11 +88,18 @@ fn unpack(to: &Path) {
         std::fs::write(target.with_extension("safetensors"), read.file()).unwrap();
         let mut components = COMPONENTS.iter();
         let (prefix, _) = components.find(|(_, name)| folder.ends_with(name)).unwrap();
-        let named = read.all.into_iter().map(|weight| (format!("{prefix}.{}", weight.name), weight));
+        let named = read
+            .all
+            .into_iter()
+            .map(|weight| (format!("{prefix}.{}", weight.name), weight));
         weights.extend(named);
     }
     for path in containers {
-        let bytes = whole(&std::fs::read(fixture().join(&path)).unwrap(), &weights, &to.join("pipeline"));
+        let bytes = whole(
+            &std::fs::read(fixture().join(&path)).unwrap(),
+            &weights,
+            &to.join("pipeline"),
+        );
         std::fs::write(to.join(path.with_extension("")), bytes).unwrap();
     }
 }

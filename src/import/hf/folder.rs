@@ -28,7 +28,7 @@ pub trait Files {
 }
 
 /// The directory of a model.
-pub(super) struct Folder(pub PathBuf);
+pub struct Folder(pub PathBuf);
 
 impl Files for Folder {
     fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
