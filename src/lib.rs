@@ -69,6 +69,8 @@ pub mod graph;
 #[doc(hidden)]
 pub mod host;
 #[doc(hidden)]
+pub mod image;
+#[doc(hidden)]
 pub mod lm;
 #[doc(hidden)]
 pub mod model;

@@ -3,7 +3,6 @@
 //! Finds the tensors of all components under the container's names, and their configurations as tensors of bytes. Whether
 //! configurations and tensors make a network is checked where it is built.
 
-use super::hf::config;
 use super::hf::folder::{Files, Folder};
 use super::hf::shards::{self, Shard};
 use super::hf::{self, tokens};
@@ -83,9 +82,7 @@ pub(super) fn read(path: &Path) -> Result<Model> {
     }
     let mut found = Found::default();
     let te = found.component(path, &index, &TEXT_ENCODER)?;
-    let config::Config { mut arch, notes, .. } =
-        config::read(&te, found.bound.tensors.len()).map_err(|err| err.context(TEXT_ENCODER.folder))?;
-    found.bound.notes.extend(notes);
+    let mut arch = hf::text_encoder(&te, found.bound.tensors.len()).map_err(|err| err.context(TEXT_ENCODER.folder))?;
     arch.arch_name = LUMINA2.to_owned();
     found.component(path, &index, &DENOISER)?;
     found.component(path, &index, &DECODER)?;

@@ -20,6 +20,8 @@ mod rope;
 mod stacked;
 mod tokenizer;
 
+pub use hf::keys::Keys;
+pub use hf::text_encoder;
 pub use model::{Model, Tensor};
 #[cfg(feature = "tools")]
 pub use {

@@ -15,10 +15,11 @@ mod verify;
 
 pub use crate::format::cmf::{Mask, MaskAxis, MaskShape, Masks, NO_TASK, Selection, Skill};
 pub use crate::format::hadamard::Hadamard;
+pub use crate::format::json::parse_object;
 pub use crate::format::{
     Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, TensorId, TensorInfo, Yarn, hash64,
 };
-pub use crate::import::Format;
+pub use crate::import::{Format, Keys, text_encoder};
 pub use blend::BlendView;
 pub use imported::ImportedTensors;
 pub use memory::MemoryTensors;

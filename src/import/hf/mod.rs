@@ -16,6 +16,7 @@ use super::roles::MTP_NAMES;
 use crate::error::{Result, bail};
 use crate::format::Arch;
 use folder::{Files, Folder};
+use keys::Keys;
 use serde_json::{Map, Value};
 use shards::Shard;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,36 @@ const NESTED: [(&str, &str); 3] = [
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 ];
+
+/// The text encoder that a `config.json` describes: a Gemma 2 language model with the default rotation. `tensors`: the tensors
+/// of the encoder, of which every layer has at least one.
+///
+/// Errors: those of [`config::read`]; `UnsupportedModel` for another type of model, for biases of attention, and for scaled
+/// rotations.
+pub fn text_encoder(config: &Map<String, Value>, tensors: usize) -> Result<Arch> {
+    let config::Config { family, arch, .. } = config::read(config, tensors)?;
+    if family.model_type != "gemma2" {
+        bail!(
+            UnsupportedModel,
+            "the text encoder is of type '{}', expected gemma2",
+            family.model_type
+        );
+    }
+    if Keys::new(config, "config.json").bool("attention_bias")? == Some(true) {
+        bail!(
+            UnsupportedModel,
+            "config key 'attention_bias' is true, the attention of gemma2 has no biases"
+        );
+    }
+    if arch.yarn.is_some() || arch.rope_freq_factors.is_some() {
+        bail!(
+            UnsupportedModel,
+            "the rotation of the text encoder is scaled, expected the default rotation"
+        );
+    }
+    Ok(arch)
+}
+
 /// An open directory.
 pub(super) struct Source {
     folder: Folder,
