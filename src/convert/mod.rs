@@ -1,4 +1,4 @@
-//! Conversion to containers, from Hugging Face directories, GGUF files, and containers with other types.
+//! Conversion to containers, from Hugging Face and diffusers directories, GGUF files, and containers with other types.
 //!
 //! Every source is a `Model`: a header, and tensors as matrices that can be read row by row. The rest is the same for all
 //! sources: every tensor gets a type, is encoded from the mapped file and written. Only the tensor in hand is in memory. Nothing
@@ -11,6 +11,7 @@ mod model;
 mod names;
 mod options;
 mod output;
+mod pipeline;
 mod plan;
 mod quantised;
 mod requant;
@@ -33,7 +34,7 @@ pub use router_stats::RouterStats;
 /// Converts the model at `src` to the container `out`, which is written under another name and renamed at the end.
 /// `progress` may end it; then no file is left.
 ///
-/// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file (any part of a split one) or a
+/// `src` is a Hugging Face directory, a diffusers directory of a pipeline, a `.safetensors` file beside its `config.json`, a GGUF file (any part of a split one) or a
 /// container.
 ///
 /// Errors: `UnsupportedModel` names the architecture, the configuration key or the tensor that is not supported, and with

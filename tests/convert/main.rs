@@ -10,6 +10,7 @@ mod huggingface;
 mod keep;
 mod malformed;
 mod next;
+mod pipelines;
 mod recurrent;
 mod refusals;
 mod requant;
