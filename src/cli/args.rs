@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::convert::quant;
-use super::model::{ModelArgs, hinted, open};
+use super::model::{ModelArgs, hinted, open, require_language};
 use super::output::{Output, size};
 use super::overlay::{self, OverlayArgs};
 use clap::Args;
@@ -100,9 +100,11 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// Opens the model that is given. Errors: as [`open_as`].
+    /// Opens the model that is given. Errors: as [`open_as`]; `UnsupportedModel` for a pipeline.
     pub fn open(&self) -> Result<ModelSource> {
-        open_as(&self.model.path()?, self.quant)
+        let source = open_as(&self.model.path()?, self.quant)?;
+        require_language(&source)?;
+        Ok(source)
     }
 
     /// The library's options, with speculation off and without skills.

@@ -1,5 +1,6 @@
 //! `info`: the content of a model file, whether this program can run it, and the memory that it needs. Uses no device.
 
+mod pipeline;
 mod print;
 
 use super::args::{QuantArgs, open_as, whole};
@@ -119,6 +120,9 @@ fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
         "memory": planned.as_ref().ok().map(|planned| memory(&planned.plan)),
         "provenance": source.provenance,
     });
+    if let Some(kind) = source.pipeline() {
+        pipeline::describe(source, kind, &mut object);
+    }
     if args.tensors {
         let tensors = infos.iter().enumerate();
         object["tensors"] = tensors
@@ -156,6 +160,7 @@ fn planned(source: &ModelSource, ctx: Option<u32>) -> Result<Planned> {
         let message = "this file is a skill; it cannot run without its base model";
         return Err(Error::new(Kind::SkillFile, message));
     }
+    source.require_language()?;
     let backbone = source.with_skill(None)?;
     let model = model::bind(&source.arch, &backbone)?;
     let unused = model.unused.iter();

@@ -104,7 +104,7 @@ enum Command {
     Parity(parity::Args),
     /// Measures the speed of prefill and decode
     Bench(bench::Args),
-    /// Converts a Hugging Face directory, a GGUF file or a CMF file to CMF
+    /// Converts a Hugging Face or diffusers directory, a GGUF file or a CMF file to CMF
     Convert(convert::Args),
     /// Prints the prompt that the chat template makes of a conversation
     ChatTemplate(text::TemplateArgs),
