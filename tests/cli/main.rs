@@ -7,6 +7,7 @@ mod errors;
 mod golden;
 mod narrowing;
 mod paging;
+mod pipelines;
 mod plan;
 mod skills;
 mod sources;
