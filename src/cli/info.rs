@@ -6,6 +6,7 @@ mod print;
 use super::args::{QuantArgs, open_as, whole};
 use super::context::{Context, Result};
 use super::model::{ModelArgs, open_file};
+use super::output::short;
 use super::{mask, skill};
 use cmf_gpu::engine::{AUTO_DRAFTS, sampling_defaults, stop_tokens};
 use cmf_gpu::format::cmf::CmfContainer;
@@ -246,11 +247,6 @@ fn experts(model: &Model) -> Option<Vec<usize>> {
     };
     let counts: Vec<usize> = model.layers.iter().map(count).collect();
     counts.iter().any(|&count| count != 0).then_some(counts)
-}
-
-/// An f32 as the shortest decimal number: 0.7, not 0.699999988.
-fn short(value: f32) -> Option<f64> {
-    value.to_string().parse().ok()
 }
 
 fn tensor(info: &TensorInfo, place: Option<Place>) -> Value {

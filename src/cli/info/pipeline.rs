@@ -1,6 +1,6 @@
 //! The description of a pipeline: its components, their dimensions, and whether it can make a picture.
 
-use super::short;
+use crate::cli::output::short;
 use cmf_gpu::Result;
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::image::{self, Config};
