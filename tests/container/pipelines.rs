@@ -183,7 +183,8 @@ fn malformed_bytes_do_not_open() {
 #[test]
 fn malformed_pipelines_open_and_make_no_picture() {
     use Kind::{MissingTensor, Parse, UnsupportedModel};
-    let cases: [(&str, fn(&mut Raw), Kind); 12] = [
+    type Change = fn(&mut Raw);
+    let cases: [(&str, Change, Kind); 12] = [
         (
             "config not JSON",
             |raw| replace(raw.record("dit.config_json"), b"{\"a\":".to_vec()),
