@@ -378,6 +378,12 @@ impl VaeConfig {
         for &channels in &vae.channels {
             whole(place, "block_out_channels", channels, "norm_num_groups", vae.groups)?;
         }
+        if let Some(odd) = vae.channels.iter().find(|channels| !channels.is_multiple_of(4)) {
+            bail!(
+                UnsupportedModel,
+                "{place}: {odd} block_out_channels, expected multiples of 4"
+            );
+        }
         if vae.scaling == 0.0 {
             bail!(Parse, "{place}: scaling_factor is 0");
         }

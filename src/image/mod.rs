@@ -1,9 +1,15 @@
-//! Text to image: the typed network of a Lumina 2 pipeline, its lowering to graphs, and the sampler.
+//! Text to image: the typed network of a Lumina 2 pipeline, its lowering to graphs, the sampler, and what runs them.
 
 mod bind;
 pub mod config;
+pub mod grid;
+pub mod lower;
 pub mod network;
+pub mod run;
+pub mod sampler;
+mod tensors;
 
 pub use bind::{TIME_ELEMENTS, bind};
 pub use config::Config;
 pub use network::Network;
+pub use tensors::ImageTensors;
