@@ -11,6 +11,7 @@ mod context;
 mod convert;
 mod devices;
 mod file;
+mod imagine;
 mod info;
 mod interrupt;
 mod logits;
@@ -50,7 +51,7 @@ Environment variables (a flag takes precedence):
   CMF_GPU_KV       --kv
   CMF_GPU_VRAM_MB  --vram-mb";
 
-/// Runs language models from CMF files on any GPU.
+/// Runs language models, and makes pictures, on any GPU.
 #[derive(Parser)]
 #[command(name = "cmf-gpu", version, max_term_width = 100, disable_help_subcommand = true)]
 #[command(after_help = ENVIRONMENT)]
@@ -96,6 +97,8 @@ enum Command {
     MoeDefrag(tools::MoeDefragArgs),
     /// Answers a prompt
     Run(run::Args),
+    /// Makes pictures from a text
+    Imagine(imagine::Args),
     /// Writes teacher-forced logits of every position
     Logits(logits::Args),
     /// Measures the perplexity of a text
@@ -119,9 +122,23 @@ enum Command {
 impl Command {
     #[cfg(target_os = "linux")]
     fn needs_device(&self) -> bool {
-        use Command::{Bench, Devices, Logits, Parity, Ppl, Run, Skill};
-        let always = matches!(self, Devices | Run(_) | Logits(_) | Ppl(_) | Parity(_) | Bench(_));
+        use Command::{Bench, Devices, Imagine, Logits, Parity, Ppl, Run, Skill};
+        let always = matches!(
+            self,
+            Devices | Run(_) | Imagine(_) | Logits(_) | Ppl(_) | Parity(_) | Bench(_)
+        );
         always || matches!(self, Skill(args) if args.needs_device())
+    }
+
+    /// The flags that help against an error. The library does not know them.
+    fn hint(&self) -> Hint {
+        match self {
+            Command::Imagine(_) => |kind| match kind {
+                Kind::OutOfMemory => Some("-W and -H set the size, --vram-mb the memory limit"),
+                _ => None,
+            },
+            _ => flags,
+        }
     }
 
     fn run(self, context: &mut Context) -> Result {
@@ -139,6 +156,7 @@ impl Command {
             Command::MoeMask(args) => tools::moe_mask(args, context),
             Command::MoeDefrag(args) => tools::moe_defrag(args, context),
             Command::Run(args) => run::run(args, context),
+            Command::Imagine(args) => imagine::run(args, context),
             Command::Logits(args) => logits::run(args, context),
             Command::Ppl(args) => ppl::run(args, context),
             Command::Parity(args) => parity::run(args, context),
@@ -151,6 +169,9 @@ impl Command {
         }
     }
 }
+
+/// The flags that help against an error.
+type Hint = fn(Kind) -> Option<&'static str>;
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -172,7 +193,7 @@ pub fn main() -> ExitCode {
             .map(|message| message.replace('\n', " "))
             .unwrap_or_default();
         let message = format!("this is a bug, please report it: {message}");
-        failed(&Error::new(Kind::Internal, message), json)
+        failed(&Error::new(Kind::Internal, message), json, flags)
     })
 }
 
@@ -186,9 +207,9 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
             let text = err.render().to_string();
             let mut out = Output::new(false, true, false);
             let printed = out.text(&text).and_then(|()| out.flush());
-            return ended(printed.map(|()| Outcome::Done), false);
+            return ended(printed.map(|()| Outcome::Done), false, flags);
         }
-        Err(err) => return failed(&usage(one_line(&err)), json),
+        Err(err) => return failed(&usage(one_line(&err)), json, flags),
     };
     #[cfg(target_os = "linux")]
     if cli.command.needs_device() {
@@ -196,22 +217,23 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
     }
     let interrupt = match Interrupt::install() {
         Ok(interrupt) => interrupt,
-        Err(err) => return failed(&err, cli.json),
+        Err(err) => return failed(&err, cli.json, flags),
     };
     let mut context = Context {
         out: Output::new(cli.json, cli.quiet, cli.verbose),
         interrupt,
     };
+    let hint = cli.command.hint();
     let result = cli.command.run(&mut context);
     let result = match result.and_then(|outcome| context.out.flush().map(|()| outcome)) {
         // Ctrl-C also ends the program that reads the other end of the pipe.
         Err(err) if output::is_closed(&err) && context.interrupt.cancel().is_cancelled() => Err(interrupted()),
         result => result,
     };
-    ended(result, cli.json)
+    ended(result, cli.json, hint)
 }
 
-fn ended(result: Result, json: bool) -> ExitCode {
+fn ended(result: Result, json: bool, hint: Hint) -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::from(0),
         Ok(Outcome::Failed) => ExitCode::from(1),
@@ -222,7 +244,7 @@ fn ended(result: Result, json: bool) -> ExitCode {
             }
             ExitCode::from(130)
         }
-        Err(err) => failed(&err, json),
+        Err(err) => failed(&err, json, hint),
     }
 }
 
@@ -234,12 +256,12 @@ fn print_object(object: &Value) {
 }
 
 /// Reports an error: one line on stderr, and with `--json` an object on stdout.
-fn failed(err: &Error, json: bool) -> ExitCode {
+fn failed(err: &Error, json: bool, hint: Hint) -> ExitCode {
     // The reader of a closed pipe has ended on purpose, as in `| head`.
     if output::is_closed(err) {
         return ExitCode::from(0);
     }
-    let message = match flags(err.kind) {
+    let message = match hint(err.kind) {
         Some(flags) => format!("{} ({flags})", err.message),
         None => err.message.clone(),
     };
@@ -279,7 +301,7 @@ fn value_tip(value: &str) -> Option<String> {
     (!value.starts_with("--")).then(tip)
 }
 
-/// The flags that help against an error. The library does not know them.
+/// The flags that help a language model against an error.
 fn flags(kind: Kind) -> Option<&'static str> {
     match kind {
         Kind::ContextFull => Some("--ctx sets the context length"),

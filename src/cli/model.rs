@@ -114,6 +114,14 @@ pub fn require_language(source: &ModelSource) -> Result<()> {
     })
 }
 
+/// Errors: `UnsupportedModel` for anything but a text-to-image pipeline, with the command that runs it.
+pub fn require_image(source: &ModelSource) -> Result<()> {
+    source.require_image().map_err(|err| match source.require_language() {
+        Ok(()) => Error::new(err.kind, format!("{}; `cmf-gpu run` answers with it", err.message)),
+        Err(_) => err,
+    })
+}
+
 /// Opens a model, or a file that holds a skill. Errors: as [`source::open_file`]; for a missing file with a hint.
 pub fn open_file(path: &Path) -> Result<ModelSource> {
     source::open_file(path).map_err(|err| hinted(err, path))

@@ -5,6 +5,7 @@ mod commands;
 mod errors;
 #[path = "../golden/mod.rs"]
 mod golden;
+mod imagine;
 mod narrowing;
 mod paging;
 mod pipelines;
