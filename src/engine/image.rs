@@ -16,6 +16,7 @@ use crate::image::run::{Branch, Decoder, Denoiser, Encoder};
 use crate::image::sampler::{self, Guidance};
 use crate::image::{self, Image, ImageRequest, ImageTensors, Latents, Network};
 use crate::lm::run::Cancel;
+use crate::notice::Notice;
 use crate::options::LoadOptions;
 use crate::source::{ModelSource, Tensors};
 use crate::text::Tokenizer;
@@ -69,6 +70,12 @@ enum Stage {
     Decode,
 }
 
+/// A part on the device.
+struct Loaded<T> {
+    part: T,
+    graph: Arc<Graph>,
+}
+
 /// A text-to-image pipeline on a device.
 pub struct ImagePipeline {
     config: Config,
@@ -79,9 +86,9 @@ pub struct ImagePipeline {
     /// Most bytes on the device.
     limit: Option<u64>,
     report: DeviceReport,
-    encoder: Option<(Encoder, u64)>,
-    denoiser: Option<(Denoiser, u64)>,
-    decoder: Option<(Decoder, u64)>,
+    encoder: Option<Loaded<Encoder>>,
+    denoiser: Option<Loaded<Denoiser>>,
+    decoder: Option<Loaded<Decoder>>,
     /// Features of the texts of the last picture, so that another one of the same texts does not encode them again.
     features: Vec<(String, Vec<f32>)>,
 }
@@ -117,6 +124,9 @@ impl ImagePipeline {
         let layers = config.text.num_layers + config.dit.layers + 2 * config.dit.refiners;
         let mut report = DeviceReport::bare(device.as_deref(), layers, PROMPT_TOKENS as u32);
         report.notices.extend(notice);
+        if device.is_none() && options.vram_mb.is_some() {
+            report.notices.push(Notice::WeightsNotLimited);
+        }
         Ok(ImagePipeline {
             tensors: Arc::new(ImageTensors::new(source.tensors.clone(), &network)),
             limit: options.vram_mb.map(|mib| mib.saturating_mul(1 << 20)),
@@ -236,8 +246,12 @@ impl ImagePipeline {
 
     /// Errors: `OutOfMemory` for a graph that needs more than the limit.
     fn fits(&self, what: &str, graph: &Graph) -> Result<()> {
-        let need = bytes(graph);
-        match self.limit.filter(|&limit| self.device.is_some() && need > limit) {
+        // The weights of the CPU reference stay in the file.
+        let need = match self.device {
+            Some(_) => bytes(graph),
+            None => graph.buffer_bytes(),
+        };
+        match self.limit.filter(|&limit| need > limit) {
             Some(limit) => bail!(
                 OutOfMemory,
                 "{what} needs {need} bytes on the device, the limit is {limit}"
@@ -297,12 +311,14 @@ impl ImagePipeline {
             }
             let ids = self.tokens(text)?;
             if self.encoder.is_none() {
-                let executor = self.executor(Stage::Text, &planned.text.graph)?;
-                let encoder = Encoder::new(executor, planned.text.clone());
-                self.encoder = Some((encoder, bytes(&planned.text.graph)));
+                let executor = self.executor(Stage::Text, &planned.text.graph, cancel)?;
+                self.encoder = Some(Loaded {
+                    part: Encoder::new(executor, planned.text.clone()),
+                    graph: planned.text.graph.clone(),
+                });
                 self.count();
             }
-            let Some((encoder, _)) = &mut self.encoder else {
+            let Some(Loaded { part: encoder, .. }) = &mut self.encoder else {
                 bail!(Internal, "the text encoder is not loaded");
             };
             let features = encoder.features(&ids, cancel, &mut |_, _| {})?;
@@ -312,22 +328,24 @@ impl ImagePipeline {
     }
 
     /// The denoiser for a picture of this size. Errors: those of loading it.
-    fn denoiser(&mut self, planned: &Planned) -> Result<&mut Denoiser> {
+    fn denoiser(&mut self, planned: &Planned, cancel: &Cancel) -> Result<&mut Denoiser> {
         let (grid, longest) = (planned.grid, planned.dit.caption_tokens);
         if !self
             .denoiser
             .as_ref()
-            .is_some_and(|(denoiser, _)| denoiser.fits(grid, longest))
+            .is_some_and(|loaded| loaded.part.fits(grid, longest))
         {
             // Of another size only the buffers differ, but both together need memory for both.
             self.denoiser = None;
-            let executor = self.executor(Stage::Denoise, &planned.dit.graph)?;
-            let denoiser = Denoiser::new(executor, planned.dit.clone(), self.config.dit.clone(), grid);
-            self.denoiser = Some((denoiser, bytes(&planned.dit.graph)));
+            let executor = self.executor(Stage::Denoise, &planned.dit.graph, cancel)?;
+            self.denoiser = Some(Loaded {
+                part: Denoiser::new(executor, planned.dit.clone(), self.config.dit.clone(), grid),
+                graph: planned.dit.graph.clone(),
+            });
             self.count();
         }
         match &mut self.denoiser {
-            Some((denoiser, _)) => Ok(denoiser),
+            Some(loaded) => Ok(&mut loaded.part),
             None => bail!(Internal, "the denoiser is not loaded"),
         }
     }
@@ -347,7 +365,7 @@ impl ImagePipeline {
                 .find(|(known, _)| known == text)
                 .map(|(_, values)| values)
         };
-        let denoiser = self.denoiser(planned)?;
+        let denoiser = self.denoiser(planned, cancel)?;
         let texts = planned.texts.iter().filter_map(of);
         let branches = texts
             .map(|values| denoiser.branch(values, cancel, None))
@@ -410,7 +428,7 @@ impl ImagePipeline {
         cancel: &Cancel,
     ) -> Result<Vec<f32>> {
         let width = planned.grid.latents(&self.config.dit)[1];
-        let denoiser = self.denoiser(planned)?;
+        let denoiser = self.denoiser(planned, cancel)?;
         denoiser.set_time(1.0 - level, cancel, None)?;
         let prompted = denoiser.velocity(latents, with, cancel, None)?;
         let Some(without) = without else {
@@ -423,22 +441,24 @@ impl ImagePipeline {
     /// The picture of latents.
     fn decode(&mut self, planned: &Planned, latents: &[f32], cancel: &Cancel) -> Result<Image> {
         let shape = planned.grid.latents(&self.config.dit);
-        if !self.decoder.as_ref().is_some_and(|(decoder, _)| decoder.fits(shape)) {
+        if !self.decoder.as_ref().is_some_and(|loaded| loaded.part.fits(shape)) {
             self.decoder = None;
-            let executor = self.executor(Stage::Decode, &planned.vae.graph)?;
-            let decoder = Decoder::new(executor, planned.vae.clone(), self.config.vae.clone());
-            self.decoder = Some((decoder, bytes(&planned.vae.graph)));
+            let executor = self.executor(Stage::Decode, &planned.vae.graph, cancel)?;
+            self.decoder = Some(Loaded {
+                part: Decoder::new(executor, planned.vae.clone(), self.config.vae.clone()),
+                graph: planned.vae.graph.clone(),
+            });
             self.count();
         }
-        let Some((decoder, _)) = &mut self.decoder else {
+        let Some(Loaded { part: decoder, .. }) = &mut self.decoder else {
             bail!(Internal, "the decoder is not loaded");
         };
         let values = decoder.decode(latents, cancel, None)?;
         Image::of(&values, planned.width, planned.height)
     }
 
-    /// Uploads the weights of a graph, after making room for them. Errors: those of the device.
-    fn executor(&mut self, stage: Stage, graph: &Arc<Graph>) -> Result<Box<dyn Executor>> {
+    /// Uploads the weights of a graph, after making room for them. Errors: those of the device; `Interrupted`.
+    fn executor(&mut self, stage: Stage, graph: &Arc<Graph>, cancel: &Cancel) -> Result<Box<dyn Executor>> {
         let (graph, tensors) = (graph.clone(), self.tensors.clone());
         let selection = Arc::<Selection>::default();
         let Some(device) = self.device.clone() else {
@@ -450,7 +470,16 @@ impl ImagePipeline {
         let upload = || {
             let (device, graph, selection, tensors) =
                 (device.clone(), graph.clone(), selection.clone(), tensors.clone());
-            GpuExecutor::new(device, graph, selection, tensors, &mut |_, _| Ok(()))
+            GpuExecutor::new(
+                device,
+                graph,
+                selection,
+                tensors,
+                &mut |_, _| match cancel.is_cancelled() {
+                    true => bail!(Interrupted, "cancelled"),
+                    false => Ok(()),
+                },
+            )
         };
         // A device does not report how much memory it has.
         let made = match upload() {
@@ -463,14 +492,19 @@ impl ImagePipeline {
         Ok(Box::new(made?))
     }
 
+    /// The graphs on the device.
+    fn graphs(&self) -> impl Iterator<Item = &Arc<Graph>> {
+        let parts = [
+            self.encoder.as_ref().map(|loaded| &loaded.graph),
+            self.denoiser.as_ref().map(|loaded| &loaded.graph),
+            self.decoder.as_ref().map(|loaded| &loaded.graph),
+        ];
+        parts.into_iter().flatten()
+    }
+
     /// Bytes of the parts on the device.
     fn resident(&self) -> u64 {
-        let parts = [
-            self.encoder.as_ref().map(|part| part.1),
-            self.denoiser.as_ref().map(|part| part.1),
-            self.decoder.as_ref().map(|part| part.1),
-        ];
-        parts.into_iter().flatten().sum()
+        self.graphs().map(|graph| bytes(graph)).sum()
     }
 
     fn release_others(&mut self, stage: Stage) {
@@ -481,7 +515,8 @@ impl ImagePipeline {
 
     /// Counts the memory on the device.
     fn count(&mut self) {
-        self.report.weight_bytes = self.resident();
+        self.report.weight_bytes = self.graphs().map(|graph| graph.weight_bytes()).sum();
+        self.report.buffer_bytes = self.graphs().map(|graph| graph.buffer_bytes()).sum();
     }
 }
 

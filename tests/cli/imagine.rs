@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// The flags of the recorded picture `tests/fixtures/lumina/tall_trunc_neg.png`.
+/// The flags of the recorded picture `tests/fixtures/lumina/tall_trunc_neg.f16.png`.
 const RECORDED: [&str; 20] = [
     "-p",
     "a lighthouse, 1920s poster",
@@ -92,7 +92,7 @@ fn difference(a: &Picture, b: &Picture) -> (u8, usize) {
 
 #[test]
 fn a_seed_makes_the_picture_that_diffusers_makes() {
-    let golden = picture(&crate::build::fixture("lumina/tall_trunc_neg.png"));
+    let golden = picture(&crate::build::fixture("lumina/tall_trunc_neg.f16.png"));
     let out = tempfile::tempdir().unwrap();
     let file = out.path().join("lighthouse.png");
     let made = |model: &Path, device: &str| {

@@ -17,7 +17,8 @@ pub const F16: &str = "lumina_a.f16.cmf";
 /// What the format's reference tool writes: q4_tiled, q8_row, f16 and f32, a header of defaults, no scheduler.
 pub const REFERENCE_Q4T: &str = "lumina_a.reference-q4t.cmf";
 
-fn fixture() -> PathBuf {
+/// The directory of the packed files and of the recorded pictures.
+pub fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lumina")
 }
 
