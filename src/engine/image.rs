@@ -5,6 +5,7 @@
 
 use super::device::open_device;
 use super::loaded::DeviceReport;
+use crate::budget::available_memory;
 use crate::error::{Kind, Result, bail};
 use crate::gpu::{Device, GpuExecutor, MAX_BINDING};
 use crate::graph::{Executor, Graph, Selection};
@@ -21,6 +22,7 @@ use crate::options::LoadOptions;
 use crate::source::{ModelSource, Tensors};
 use crate::text::Tokenizer;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -235,7 +237,9 @@ impl ImagePipeline {
             let plan = lower::vae((config, vae), &*self.tensors, latents, strip, max_binding)?;
             self.fits("the decoder", &plan.graph).map(|()| plan)
         };
-        let mut strip = self.limit.unwrap_or(max_binding).min(max_binding);
+        let mut strip = self
+            .available()
+            .map_or(max_binding, |available| available.min(max_binding));
         let mut planned = lowered(None);
         while strip >= LEAST_STRIP && planned.as_ref().is_err_and(|err| err.kind == Kind::OutOfMemory) {
             strip /= 2;
@@ -244,17 +248,24 @@ impl ImagePipeline {
         planned
     }
 
-    /// Errors: `OutOfMemory` for a graph that needs more than the limit.
+    /// Bytes for the parts of the pipeline, as far as that is known: the limit, and free memory where the device uses that of
+    /// the host.
+    fn available(&self) -> Option<u64> {
+        let of_host = self.device.as_ref().is_none_or(|device| device.shares_host_memory());
+        let free = available_memory(Path::new("/")).filter(|_| of_host);
+        let free = free.map(|free| free.saturating_add(self.resident()));
+        [self.limit, free].into_iter().flatten().min()
+    }
+
+    /// Errors: `OutOfMemory` for a graph that needs more than that.
     fn fits(&self, what: &str, graph: &Graph) -> Result<()> {
-        // The weights of the CPU reference stay in the file.
-        let need = match self.device {
-            Some(_) => bytes(graph),
-            None => graph.buffer_bytes(),
-        };
-        match self.limit.filter(|&limit| need > limit) {
-            Some(limit) => bail!(
+        let need = self.bytes(graph);
+        match self.available().filter(|&available| need > available) {
+            Some(available) => bail!(
                 OutOfMemory,
-                "{what} needs {need} bytes on the device, the limit is {limit}"
+                "{what} needs {} MiB, available are {} MiB",
+                need.div_ceil(1 << 20),
+                available >> 20
             ),
             None => Ok(()),
         }
@@ -464,7 +475,10 @@ impl ImagePipeline {
         let Some(device) = self.device.clone() else {
             return Ok(Box::new(HostExecutor::new(graph, selection, tensors)?));
         };
-        if self.limit.is_some_and(|limit| self.resident() + bytes(&graph) > limit) {
+        if self
+            .available()
+            .is_some_and(|available| self.resident() + self.bytes(&graph) > available)
+        {
             self.release_others(stage);
         }
         let upload = || {
@@ -504,7 +518,13 @@ impl ImagePipeline {
 
     /// Bytes of the parts on the device.
     fn resident(&self) -> u64 {
-        self.graphs().map(|graph| bytes(graph)).sum()
+        self.graphs().map(|graph| self.bytes(graph)).sum()
+    }
+
+    /// Bytes of a graph in memory: the weights of the CPU reference stay in the file.
+    fn bytes(&self, graph: &Graph) -> u64 {
+        let weights = self.device.as_ref().map_or(0, |_| graph.weight_bytes());
+        weights.saturating_add(graph.buffer_bytes())
     }
 
     fn release_others(&mut self, stage: Stage) {
@@ -518,9 +538,4 @@ impl ImagePipeline {
         self.report.weight_bytes = self.graphs().map(|graph| graph.weight_bytes()).sum();
         self.report.buffer_bytes = self.graphs().map(|graph| graph.buffer_bytes()).sum();
     }
-}
-
-/// Bytes of a graph on a device.
-fn bytes(graph: &Graph) -> u64 {
-    graph.weight_bytes().saturating_add(graph.buffer_bytes())
 }

@@ -290,6 +290,27 @@ fn bad_requests_are_refused() {
     std::fs::remove_file(inside).unwrap();
 }
 
+/// Positions without end, in a file or a flag, are no reason to run out of memory.
+#[test]
+fn sizes_beyond_the_memory_are_refused() {
+    let copy = tempfile::tempdir().unwrap();
+    copy_dir(&dir(), copy.path());
+    let config = copy.path().join("transformer/config.json");
+    let mut edited: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    edited["axes_lens"] = json!([300, 1 << 24, 1 << 24]);
+    std::fs::write(&config, edited.to_string()).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let file = out.path().join("a.png");
+    for device in ["auto", "cpu"] {
+        for side in ["268435440", "65536"] {
+            let flags = ["-p", "x", "-o", text(&file), "-W", side, "-H", side, "--device", device];
+            let message = imagine(&[&[text(copy.path())], &flags]).fails(1, "OutOfMemory");
+            assert!(message.contains("-W and -H set the size"), "{message}");
+        }
+    }
+    assert_eq!(names(out.path()), Vec::<String>::new());
+}
+
 /// Weights that are not finite never become a black picture.
 #[test]
 fn a_picture_of_numbers_that_are_not_finite_is_an_error() {

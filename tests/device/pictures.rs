@@ -128,7 +128,7 @@ fn pictures_do_not_depend_on_the_memory() {
             Err(err) => {
                 assert_eq!(err.kind, Kind::OutOfMemory);
                 assert!(
-                    err.message.contains("needs") && err.message.contains("the limit is"),
+                    err.message.contains("needs") && err.message.contains("available are"),
                     "{err}"
                 );
                 least = Some(mib);
