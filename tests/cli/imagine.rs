@@ -311,6 +311,30 @@ fn sizes_beyond_the_memory_are_refused() {
     assert_eq!(names(out.path()), Vec::<String>::new());
 }
 
+/// A limit on the length of files stands for a full disk.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_no_part_of_a_file() {
+    let out = tempfile::tempdir().unwrap();
+    let (model, file) = (container(F16), out.path().join("a.png"));
+    for more in [&[][..], &["--save-latents", "l.safetensors"], &["--preview-every", "1"]] {
+        let mut command = std::process::Command::new("sh");
+        // Writes fail instead of ending the program.
+        command.args([
+            "-c",
+            "trap '' XFSZ; ulimit -f 1; exec \"$@\"",
+            "sh",
+            env!("CARGO_BIN_EXE_cmf-gpu"),
+            "imagine",
+        ]);
+        command.args([text(&model), "-o", text(&file)]).args(SMALL).args(more);
+        let ran = Ran::of(command.current_dir(out.path()).output().unwrap());
+        let message = ran.fails(1, "Io");
+        assert!(message.contains("File too large"), "{message}");
+        assert_eq!(names(out.path()), Vec::<String>::new(), "{more:?}");
+    }
+}
+
 /// Weights that are not finite never become a black picture.
 #[test]
 fn a_picture_of_numbers_that_are_not_finite_is_an_error() {
