@@ -6,6 +6,7 @@
 mod answer;
 mod chat;
 mod device;
+mod image;
 mod load;
 mod loaded;
 mod message;
@@ -17,6 +18,7 @@ mod task;
 pub use answer::Answer;
 pub use chat::OnText;
 pub use device::open_device;
+pub use image::{ImageEvent, ImagePipeline, Made, OnEvent};
 pub use load::{Engine, sampling_defaults, stop_tokens};
 pub use loaded::{DeviceReport, LoadProgress, LoadedModel};
 pub use message::Message;

@@ -30,17 +30,20 @@
 //! }
 //! ```
 //!
+//! [`ImagePipeline`] makes pictures from a text; `examples/imagine.rs` shows it.
+//!
 //! The library does not print, read the environment or end the process. Without the feature `cli` it has fewer
 //! dependencies; the feature `tools` adds conversion, signing and writing of model files.
 
 pub mod options;
 
-pub use engine::{Answer, DeviceReport, Engine, Message};
+pub use engine::{Answer, DeviceReport, Engine, ImageEvent, ImagePipeline, Message};
 pub use error::{Error, Kind, Result};
 /// The wgpu of [`Device::from_wgpu`].
 #[doc(no_inline)]
 pub use gpu::wgpu;
 pub use gpu::{Device, DeviceOptions};
+pub use image::{Image, ImageRequest, Latents};
 pub use lm::run::{Cancel, Finish};
 pub use notice::Notice;
 #[doc(inline)]
@@ -68,6 +71,8 @@ pub mod gpu;
 pub mod graph;
 #[doc(hidden)]
 pub mod host;
+#[doc(hidden)]
+pub mod image;
 #[doc(hidden)]
 pub mod lm;
 #[doc(hidden)]

@@ -1,9 +1,8 @@
 // A tile of the matmul family: 4 rows of weights times up to 8 tokens. Each sum is one chain along the row.
-// Needs: `x` [tokens, 8*groups vectors], `batch`; params.groups.
+// Needs: `x` [tokens, 8*groups vectors]; params.groups.
 
 #import vector
 #import weights
-#import tokens
 #import dtype
 #import share
 
@@ -13,10 +12,6 @@ struct Rows4 { r0: Row, r1: Row, r2: Row, r3: Row }
 struct Weights4x8 {
     #each 0..8 k#: vec4<f32>,
 }
-
-// The groups of a row; 0 if the run has no tokens. The bound depends on a storage buffer for another reason: for a
-// loop that depends on uniforms alone, Mesa's software Vulkan driver compiles the kernel anew at every dispatch.
-fn groups_of_run() -> u32 { return params.groups * min(batch.count, 1u); }
 
 fn rows_open(rows: vec4<u32>) -> Rows4 {
     return Rows4(row_open(rows.x), row_open(rows.y), row_open(rows.z), row_open(rows.w));

@@ -4,6 +4,7 @@
 
 #import stacked
 #import matmul
+#import run_groups
 #import groups
 
 // Sums of the first and the last four tokens, without row scales.
@@ -15,7 +16,7 @@ fn tile_sums(rows: vec4<u32>, token0: u32, lane: u32) -> TileSums {
     let stride = params.groups * 8u;
     let base = token0 * stride;
     #each 0..8 var c# = vec4<f32>(0.0);
-    // The factor 1 makes the bound depend on a storage buffer, see groups_of_run.
+    // The factor 1 makes the bound depend on a storage buffer, see run_groups.wgsl.
     for (var entry = 0u; entry < group_count() * min(batch.count, 1u); entry += 1u) {
         let group = group_at(entry);
         let s = group_scales(opened, group);

@@ -3,6 +3,7 @@
 // Needs: `x` [tokens, 8*groups vectors], `lists`; params.tiles, .x_entries, .groups.
 
 #import matmul
+#import run_groups
 #import experts
 
 // Sums of four rows, for each entry of the tile.

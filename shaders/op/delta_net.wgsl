@@ -75,7 +75,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let key_heads = params.value_heads / params.heads_per_key;
     // Tiled order: the first value head of every key head, then the second of each.
     let y_head = select(head, head_in_group * key_heads + key_head, params.y_tiled != 0u);
-    // 1. As a factor it makes loop bounds depend on a storage buffer, see groups_of_run in matmul.wgsl.
+    // 1. As a factor it makes loop bounds depend on a storage buffer, see run_groups.wgsl.
     let one = min(batch.count, 1u);
     let key_vectors = params.key_vectors * one;
     let value_vectors = params.value_vectors * one;

@@ -6,6 +6,7 @@
 // Masked: only the blocks of 4 outputs that `list` names, see groups_masked.wgsl; other outputs stay as they are.
 
 #import matmul
+#import run_groups
 #import glu
 
 fn store(token: u32, first: u32, gate: vec4<f32>, up: vec4<f32>) {

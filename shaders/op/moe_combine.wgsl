@@ -11,7 +11,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let c = workgroup.y;
     if (i >= params.vectors || c >= batch.count) { return; }
     let at = c * (params.top_k + 1u) * 2u + 1u;
-    // The factor 1 makes the bound depend on a storage buffer, see groups_of_run in matmul.wgsl.
+    // The factor 1 makes the bound depend on a storage buffer, see run_groups.wgsl.
     let ranks = params.top_k * min(batch.count, 1u);
     var sum = vec4<f32>(0.0);
     for (var rank = 0u; rank < ranks; rank += 1u) {

@@ -46,7 +46,7 @@ fn lane_sums(block: vec4<u32>, token: u32, logical: u32) -> vec4<f32> {
 // The share of one logical lane in the overlays: every 32nd entry of the rows of each rank's expert.
 fn lane_overlays(block: vec4<u32>, routes_at: u32, x_at: u32, logical: u32) -> vec4<f32> {
     var acc = vec4<f32>(0.0);
-    // The factor 1 makes the bound depend on a storage buffer, see groups_of_run in matmul.wgsl.
+    // The factor 1 makes the bound depend on a storage buffer, see run_groups.wgsl.
     let ranks = params.top_k * min(arrayLength(&router), 1u);
     for (var rank = 0u; rank < ranks; rank += 1u) {
         let place = router[routes_at + 2u * rank];

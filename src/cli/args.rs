@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::convert::quant;
-use super::model::{ModelArgs, hinted, open};
+use super::model::{ModelArgs, hinted, open, require_language};
 use super::output::{Output, size};
 use super::overlay::{self, OverlayArgs};
 use clap::Args;
@@ -16,12 +16,32 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::str::FromStr;
 
-/// Which device runs the model, and with how much memory.
+/// Which device computes, and with how much memory.
 #[derive(Args)]
-pub struct DeviceArgs {
+pub struct AdapterArgs {
     /// auto, gpu, cpu, software, an index in the list of devices, or a part of a name
     #[arg(long, env = "CMF_GPU_DEVICE", default_value = "auto", value_parser = parsed::<DeviceChoice>, hide_env_values = true)]
     device: DeviceChoice,
+    /// Most device memory to use, in MiB
+    #[arg(
+        long,
+        env = "CMF_GPU_VRAM_MB",
+        value_name = "MIB",
+        value_parser = whole::<u64>,
+        allow_negative_numbers = true,
+        hide_env_values = true
+    )]
+    vram_mb: Option<u64>,
+    /// Compiles shaders with bounds checks, for debugging
+    #[arg(long)]
+    checked_shaders: bool,
+}
+
+/// Which device runs a language model, and with how much memory.
+#[derive(Args)]
+pub struct DeviceArgs {
+    #[command(flatten)]
+    adapter: AdapterArgs,
     /// Length of the context in tokens; 0 = the length the model was trained for [default: that, at most 4096]
     #[arg(
         short,
@@ -36,19 +56,6 @@ pub struct DeviceArgs {
     /// Type of cached keys and values: f16 or f32
     #[arg(long, env = "CMF_GPU_KV", default_value = "f16", value_parser = kv, hide_env_values = true)]
     pub kv: Kv,
-    /// Most device memory to use, in MiB
-    #[arg(
-        long,
-        env = "CMF_GPU_VRAM_MB",
-        value_name = "MIB",
-        value_parser = whole::<u64>,
-        allow_negative_numbers = true,
-        hide_env_values = true
-    )]
-    vram_mb: Option<u64>,
-    /// Compiles shaders with bounds checks, for debugging
-    #[arg(long)]
-    checked_shaders: bool,
 }
 
 /// Which mask is active.
@@ -100,9 +107,11 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// Opens the model that is given. Errors: as [`open_as`].
+    /// Opens the model that is given. Errors: as [`open_as`]; `UnsupportedModel` for a pipeline.
     pub fn open(&self) -> Result<ModelSource> {
-        open_as(&self.model.path()?, self.quant)
+        let source = open_as(&self.model.path()?, self.quant)?;
+        require_language(&source)?;
+        Ok(source)
     }
 
     /// The library's options, with speculation off and without skills.
@@ -114,13 +123,18 @@ impl LoadArgs {
 impl DeviceArgs {
     /// The library's options, with speculation off, and without masks and skills.
     pub fn options(&self) -> LoadOptions {
+        let options = self.adapter.options().ctx(self.ctx).kv(self.kv);
+        options.speculation(Speculation::Off)
+    }
+}
+
+impl AdapterArgs {
+    /// The library's options.
+    pub fn options(&self) -> LoadOptions {
         LoadOptions::default()
             .device(self.device.clone())
-            .ctx(self.ctx)
-            .kv(self.kv)
             .vram_mb(self.vram_mb)
             .checked_shaders(self.checked_shaders)
-            .speculation(Speculation::Off)
     }
 }
 

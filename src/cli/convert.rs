@@ -1,20 +1,22 @@
 //! `convert`: other model formats to CMF, and ternary models from GGUF to `.ninfer` and back.
 
 use super::context::{Context, Result, usage};
+use super::model;
 use super::output::{shown, size};
 use super::tools::gigabytes;
 use cmf_gpu::convert::{Event, Exchange, Options, Report, RouterStats, Share, convert, exchange};
 use cmf_gpu::dtype::Dtype;
 use cmf_gpu::error::Error;
 use cmf_gpu::format::not_the_output;
+use cmf_gpu::image;
 use cmf_gpu::tools::shard::convert_to_shards;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A Hugging Face directory, a .safetensors, .gguf, .ninfer or .cmf file
+    /// A Hugging Face or diffusers directory, a .safetensors, .gguf, .ninfer or .cmf file
     src: PathBuf,
     /// The CMF file to write; for a ternary .gguf or .ninfer file also a file called *.ninfer or *.gguf, with the same codes and
     /// values
@@ -59,6 +61,9 @@ pub fn run(args: Args, context: &mut Context) -> Result {
     let start = Instant::now();
     let exchanged = exchanged(&args)?;
     let options = options(&args)?;
+    if args.src.is_dir() {
+        bindable(&args.src)?;
+    }
     let report = context.with_bar("converting", false, |progress| {
         let mut progress = |Event::Tensor { done, total, .. }: Event| progress(done as u64, total as u64);
         if let Some(to) = exchanged {
@@ -98,6 +103,17 @@ fn exchanged(args: &Args) -> Result<Option<Exchange>, Error> {
             shown(&args.out)
         ))),
     }
+}
+
+/// Checks the networks of a pipeline, whose tensors are copied under their own names; those of a language model are checked
+/// when they are renamed. Errors: as [`image::bind`].
+fn bindable(directory: &Path) -> Result<()> {
+    let source = model::open(directory)?;
+    if source.pipeline().is_some() {
+        let config = image::Config::of(&*source.tensors)?;
+        image::bind(&config, &*source.tensors)?;
+    }
+    Ok(())
 }
 
 fn options(args: &Args) -> Result<Options> {

@@ -1,10 +1,12 @@
 //! `info`: the content of a model file, whether this program can run it, and the memory that it needs. Uses no device.
 
+mod pipeline;
 mod print;
 
 use super::args::{QuantArgs, open_as, whole};
 use super::context::{Context, Result};
 use super::model::{ModelArgs, open_file};
+use super::output::short;
 use super::{mask, skill};
 use cmf_gpu::engine::{AUTO_DRAFTS, sampling_defaults, stop_tokens};
 use cmf_gpu::format::cmf::CmfContainer;
@@ -119,6 +121,9 @@ fn describe(source: &ModelSource, args: &Args) -> Result<Value> {
         "memory": planned.as_ref().ok().map(|planned| memory(&planned.plan)),
         "provenance": source.provenance,
     });
+    if let Some(kind) = source.pipeline() {
+        pipeline::describe(source, kind, &mut object);
+    }
     if args.tensors {
         let tensors = infos.iter().enumerate();
         object["tensors"] = tensors
@@ -156,6 +161,7 @@ fn planned(source: &ModelSource, ctx: Option<u32>) -> Result<Planned> {
         let message = "this file is a skill; it cannot run without its base model";
         return Err(Error::new(Kind::SkillFile, message));
     }
+    source.require_language()?;
     let backbone = source.with_skill(None)?;
     let model = model::bind(&source.arch, &backbone)?;
     let unused = model.unused.iter();
@@ -241,11 +247,6 @@ fn experts(model: &Model) -> Option<Vec<usize>> {
     };
     let counts: Vec<usize> = model.layers.iter().map(count).collect();
     counts.iter().any(|&count| count != 0).then_some(counts)
-}
-
-/// An f32 as the shortest decimal number: 0.7, not 0.699999988.
-fn short(value: f32) -> Option<f64> {
-    value.to_string().parse().ok()
 }
 
 fn tensor(info: &TensorInfo, place: Option<Place>) -> Value {

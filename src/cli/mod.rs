@@ -12,6 +12,7 @@ mod convert;
 mod devices;
 mod file;
 mod forms;
+mod imagine;
 mod info;
 mod interrupt;
 mod logits;
@@ -56,7 +57,7 @@ Environment variables (a flag takes precedence):
   CMF_GPU_KV       --kv
   CMF_GPU_VRAM_MB  --vram-mb";
 
-/// Runs language models from CMF, GGUF and .ninfer files and Hugging Face directories on any GPU.
+/// Runs language models, and makes pictures, from GGUF, CMF and .ninfer files and Hugging Face directories on any GPU.
 #[derive(Parser)]
 #[command(name = "cmf-gpu", version, max_term_width = 100)]
 #[command(after_help = ENVIRONMENT)]
@@ -102,6 +103,8 @@ enum Command {
     MoeDefrag(tools::MoeDefragArgs),
     /// Answers a prompt
     Run(run::Args),
+    /// Makes pictures from a text
+    Imagine(imagine::Args),
     /// Writes teacher-forced logits of every position
     Logits(logits::Args),
     /// Measures the perplexity of a text
@@ -110,7 +113,8 @@ enum Command {
     Parity(parity::Args),
     /// Measures the speed of prefill and decode
     Bench(bench::Args),
-    /// Converts a Hugging Face directory, a GGUF, .ninfer or CMF file to CMF, and ternary models between GGUF and .ninfer
+    /// Converts a Hugging Face or diffusers directory, a GGUF, .ninfer or CMF file to CMF, and ternary models between GGUF and
+    /// .ninfer
     Convert(convert::Args),
     /// Prints the prompt that the chat template makes of a conversation
     ChatTemplate(text::TemplateArgs),
@@ -125,9 +129,23 @@ enum Command {
 impl Command {
     #[cfg(target_os = "linux")]
     fn needs_device(&self) -> bool {
-        use Command::{Bench, Devices, Logits, Parity, Ppl, Run, Skill};
-        let always = matches!(self, Devices | Run(_) | Logits(_) | Ppl(_) | Parity(_) | Bench(_));
+        use Command::{Bench, Devices, Imagine, Logits, Parity, Ppl, Run, Skill};
+        let always = matches!(
+            self,
+            Devices | Run(_) | Imagine(_) | Logits(_) | Ppl(_) | Parity(_) | Bench(_)
+        );
         always || matches!(self, Skill(args) if args.needs_device())
+    }
+
+    /// The flags that help against an error. The library does not know them.
+    fn hint(&self) -> Hint {
+        match self {
+            Command::Imagine(_) => |kind| match kind {
+                Kind::OutOfMemory => Some("-W and -H set the size, --vram-mb the memory limit"),
+                _ => None,
+            },
+            _ => flags,
+        }
     }
 
     fn run(self, context: &mut Context) -> Result {
@@ -145,6 +163,7 @@ impl Command {
             Command::MoeMask(args) => tools::moe_mask(args, context),
             Command::MoeDefrag(args) => tools::moe_defrag(args, context),
             Command::Run(args) => run::run(args, context),
+            Command::Imagine(args) => imagine::run(args, context),
             Command::Logits(args) => logits::run(args, context),
             Command::Ppl(args) => ppl::run(args, context),
             Command::Parity(args) => parity::run(args, context),
@@ -157,6 +176,9 @@ impl Command {
         }
     }
 }
+
+/// The flags that help against an error.
+type Hint = fn(Kind) -> Option<&'static str>;
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -178,7 +200,7 @@ pub fn main() -> ExitCode {
             .map(|message| message.replace('\n', " "))
             .unwrap_or_default();
         let message = format!("this is a bug, please report it: {message}");
-        failed(&Error::new(Kind::Internal, message), json)
+        failed(&Error::new(Kind::Internal, message), json, flags)
     })
 }
 
@@ -193,9 +215,9 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
             let text = err.render().to_string();
             let mut out = Output::new(false, true, false);
             let printed = out.text(&text).and_then(|()| out.flush());
-            return ended(printed.map(|()| Outcome::Done), false);
+            return ended(printed.map(|()| Outcome::Done), false, flags);
         }
-        Err(err) => return failed(&usage(one_line(&err)), json),
+        Err(err) => return failed(&usage(one_line(&err)), json, flags),
     };
     #[cfg(target_os = "linux")]
     if cli.command.needs_device() {
@@ -203,23 +225,24 @@ fn start(arguments: Vec<OsString>, json: bool) -> ExitCode {
     }
     let interrupt = match Interrupt::install() {
         Ok(interrupt) => interrupt,
-        Err(err) => return failed(&err, cli.json),
+        Err(err) => return failed(&err, cli.json, flags),
     };
     let mut context = Context {
         out: Output::new(cli.json, cli.quiet, cli.verbose),
         interrupt,
     };
     notes.iter().for_each(|note| context.out.note(note));
+    let hint = cli.command.hint();
     let result = cli.command.run(&mut context);
     let result = match result.and_then(|outcome| context.out.flush().map(|()| outcome)) {
         // Ctrl-C also ends the program that reads the other end of the pipe.
         Err(err) if output::is_closed(&err) && context.interrupt.cancel().is_cancelled() => Err(interrupted()),
         result => result,
     };
-    ended(result, cli.json)
+    ended(result, cli.json, hint)
 }
 
-fn ended(result: Result, json: bool) -> ExitCode {
+fn ended(result: Result, json: bool, hint: Hint) -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::from(0),
         Ok(Outcome::Failed) => ExitCode::from(1),
@@ -230,7 +253,7 @@ fn ended(result: Result, json: bool) -> ExitCode {
             }
             ExitCode::from(130)
         }
-        Err(err) => failed(&err, json),
+        Err(err) => failed(&err, json, hint),
     }
 }
 
@@ -242,12 +265,12 @@ fn print_object(object: &Value) {
 }
 
 /// Reports an error: one line on stderr, and with `--json` an object on stdout.
-fn failed(err: &Error, json: bool) -> ExitCode {
+fn failed(err: &Error, json: bool, hint: Hint) -> ExitCode {
     // The reader of a closed pipe has ended on purpose, as in `| head`.
     if output::is_closed(err) {
         return ExitCode::from(0);
     }
-    let message = match flags(err.kind) {
+    let message = match hint(err.kind) {
         Some(flags) => format!("{} ({flags})", err.message),
         None => err.message.clone(),
     };
@@ -287,7 +310,7 @@ fn value_tip(value: &str) -> Option<String> {
     (!value.starts_with("--")).then(tip)
 }
 
-/// The flags that help against an error. The library does not know them.
+/// The flags that help a language model against an error.
 fn flags(kind: Kind) -> Option<&'static str> {
     match kind {
         Kind::ContextFull => Some("--ctx sets the context length"),

@@ -14,7 +14,8 @@ pub const ENVIRONMENT: &str = "CMF_GPU_MODEL";
 /// The model, by position or by flag.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// A .cmf, .gguf or .ninfer file, any one of the files if the model has several, or a Hugging Face directory
+    /// A .cmf, .gguf or .ninfer file, any one of the files if the model has several, or a Hugging Face or
+    /// diffusers directory
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -104,8 +105,8 @@ pub fn known_tokens(tokens: &[u32], source: &ModelSource) -> Result<()> {
     }
 }
 
-/// The file of a directory that describes its model.
-const CONFIG: &str = "config.json";
+/// The file of a directory that describes its model, or its pipeline.
+const CONFIGS: [&str; 2] = ["config.json", "model_index.json"];
 
 /// Most models that a hint lists.
 const HINTS: usize = 5;
@@ -113,6 +114,25 @@ const HINTS: usize = 5;
 /// Opens a model. Errors: as [`source::open`]; for a missing file with a hint.
 pub fn open(path: &Path) -> Result<ModelSource> {
     source::open(path).map_err(|err| hinted(err, path))
+}
+
+/// Errors: `UnsupportedModel` for a pipeline, with the command that runs it.
+pub fn require_language(source: &ModelSource) -> Result<()> {
+    source.require_language().map_err(|err| match source.require_image() {
+        Ok(()) => Error::new(
+            err.kind,
+            format!("{}; `cmf-gpu imagine` makes pictures with it", err.message),
+        ),
+        Err(_) => err,
+    })
+}
+
+/// Errors: `UnsupportedModel` for anything but a text-to-image pipeline, with the command that runs it.
+pub fn require_image(source: &ModelSource) -> Result<()> {
+    source.require_image().map_err(|err| match source.require_language() {
+        Ok(()) => Error::new(err.kind, format!("{}; `cmf-gpu run` answers with it", err.message)),
+        Err(_) => err,
+    })
 }
 
 /// Opens a model, or a file that holds a skill. Errors: as [`source::open_file`]; for a missing file with a hint.
@@ -132,7 +152,9 @@ fn require_cmf(path: &Path) -> Result<()> {
     let format = match Format::of(path) {
         Ok(Format::Gguf) => "a GGUF file",
         Ok(Format::Ninfer) => "a .ninfer file",
-        Ok(Format::HuggingFace) if !path.is_dir() || path.join(CONFIG).is_file() => "a Hugging Face model",
+        Ok(Format::HuggingFace) if !path.is_dir() || CONFIGS.iter().any(|name| path.join(name).is_file()) => {
+            "a Hugging Face model"
+        }
         _ => return Ok(()),
     };
     let path = path.display();
@@ -152,7 +174,10 @@ pub fn hinted(err: Error, path: &Path) -> Error {
 /// Whether a directory has any file of a Hugging Face model.
 fn is_hugging_face(path: &Path) -> bool {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    let has = |name: &Path| name == Path::new(CONFIG) || name.extension().is_some_and(|kind| kind == "safetensors");
+    let has = |name: &Path| {
+        CONFIGS.iter().any(|config| name == Path::new(config))
+            || name.extension().is_some_and(|kind| kind == "safetensors")
+    };
     entries.into_iter().any(|entry| has(Path::new(&entry.file_name())))
 }
 

@@ -174,3 +174,8 @@ pub fn size(bytes: u64) -> String {
     }
     format!("{:.2} GiB", value / 1024.0)
 }
+
+/// An f32 as the shortest decimal number: 0.7, not 0.699999988.
+pub fn short(value: f32) -> Option<f64> {
+    value.to_string().parse().ok()
+}

@@ -3,7 +3,7 @@
 use super::args::{ids, show_tokens};
 use super::context::{Context, Outcome, Result, usage};
 use super::file::read_text;
-use super::model::{ModelAndText, ModelArgs, open};
+use super::model::{ModelAndText, ModelArgs, open, require_language};
 use cmf_gpu::format::json as strict_json;
 use cmf_gpu::source::ModelSource;
 use cmf_gpu::text::{self, ChatTemplate, RenderOptions, Tokenizer};
@@ -51,6 +51,7 @@ pub struct DetokenizeArgs {
 /// The prompt that the template makes of a conversation, as text and as tokens.
 pub fn template(args: TemplateArgs, context: &mut Context) -> Result {
     let source = open(&args.model.path()?)?;
+    require_language(&source)?;
     let assets = &source.text;
     let tokenizer = tokenizer(&source)?;
     let template = match &assets.chat_template {

@@ -61,7 +61,12 @@ pub(super) fn kept(
     let mut all = Vec::with_capacity(tensors.len());
     for tensor in tensors {
         let free = options.quant.is_none() && options.overridden(&tensor.name).is_none();
+        let is_text = tensor.data.dtype().ok() == Some(Dtype::U8);
         let kept = match free && tensor.data.shape.len() > 1 {
+            _ if is_text => Some(Kept {
+                dtype: Dtype::U8,
+                way: Way::Copied,
+            }),
             true => of(tensor).map_err(|err| err.context(format!("tensor '{}'", tensor.name)))?,
             false => None,
         };

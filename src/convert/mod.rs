@@ -1,5 +1,5 @@
-//! Conversion to containers, from Hugging Face directories, GGUF and `.ninfer` files, and containers with other types; and of
-//! ternary models between GGUF and `.ninfer` files.
+//! Conversion to containers, from Hugging Face and diffusers directories, GGUF and `.ninfer` files, and containers with other
+//! types; and of ternary models between GGUF and `.ninfer` files.
 //!
 //! Every source is a `Model`: a header, and tensors as matrices that can be read row by row. The rest is the same for all
 //! sources: every tensor gets a type, is encoded from the mapped file and written. Only the tensor in hand is in memory. Nothing
@@ -12,6 +12,7 @@ mod model;
 mod names;
 mod options;
 mod output;
+mod pipeline;
 mod plan;
 mod quantised;
 mod requant;
@@ -36,8 +37,8 @@ pub use ternary::{Exchange, exchange};
 /// Converts the model at `src` to the container `out`, which is written under another name and renamed at the end.
 /// `progress` may end it; then no file is left.
 ///
-/// `src` is a Hugging Face directory, a `.safetensors` file beside its `config.json`, a GGUF file (any part of a split one), a
-/// `.ninfer` file or a container.
+/// `src` is a Hugging Face directory, the diffusers directory of a pipeline, a `.safetensors` file beside its `config.json`, a GGUF
+/// file (any part of a split one), a `.ninfer` file or a container.
 ///
 /// Errors: `UnsupportedModel` names the architecture, the configuration key or the tensor that is not supported, and with
 /// [`Options::strict`] a tensor that would be left out; `UnsupportedTensorType` names the type that cannot be read, or the
@@ -74,16 +75,25 @@ pub fn convert_to(
     write::write(model, src, target, options, progress)
 }
 
-/// The files of a directory that describe its model beside the weights: configuration, tokenizer, template. Errors: `Io`.
+/// The files of a directory, and of the folders in it, that describe its model beside the weights: configuration, tokenizer,
+/// template. Errors: `Io`.
 fn described_by(src: &Path) -> Result<Vec<PathBuf>> {
-    if !src.is_dir() {
-        return Ok(Vec::new());
+    let mut files = Vec::new();
+    if src.is_dir() {
+        for path in entries(src)? {
+            match path.is_dir() {
+                true => files.append(&mut entries(&path)?),
+                false => files.push(path),
+            }
+        }
+        files.retain(|path| path.extension().is_some_and(|kind| kind == "json" || kind == "jinja"));
     }
-    let io = |err: std::io::Error| Error::io(src, &err);
-    let entries = std::fs::read_dir(src)
-        .map_err(io)?
-        .map(|entry| Ok(entry.map_err(io)?.path()));
-    let describes = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "json" || kind == "jinja");
-    let paths = entries.collect::<Result<Vec<_>>>()?;
-    Ok(paths.into_iter().filter(describes).collect())
+    Ok(files)
+}
+
+/// What is in a directory. Errors: `Io`.
+fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+    let io = |err: std::io::Error| Error::io(dir, &err);
+    let entries = std::fs::read_dir(dir).map_err(io)?;
+    entries.map(|entry| Ok(entry.map_err(io)?.path())).collect()
 }

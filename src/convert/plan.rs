@@ -3,6 +3,7 @@
 use super::keep::{self, Kept};
 use super::names::{Expert, layer, matches};
 use super::options::{Event, Options};
+use super::pipeline::Role;
 use crate::dtype::Dtype;
 use crate::dtype::encode::{Settings, storage_dtype};
 use crate::error::{Result, bail};
@@ -75,12 +76,20 @@ fn dtypes(tensors: &[Tensor], kept: &[Option<Kept>], options: &Options) -> (Vec<
             continue;
         }
         let overridden = options.overridden(&tensor.name);
-        let requested = overridden.unwrap_or_else(|| by_role(&tensor.name, options.quant(), layers));
-        let dtype = storage_dtype(requested, &tensor.data.shape);
+        let role = Role::of(tensor);
+        let requested = overridden.unwrap_or_else(|| match role {
+            Some(role) => role.dtype(options.quant()),
+            None => by_role(&tensor.name, options.quant(), layers),
+        });
+        let dtype = match role {
+            Some(Role::Convolution) => convolution(requested, tensor, overridden.is_some()),
+            _ => storage_dtype(requested, &tensor.data.shape),
+        };
         if tensor.data.shape.len() > 1 {
             match requested {
                 _ if dtype != requested => chosen.shapes.entry((requested, dtype)).or_default().push(&tensor.name),
                 _ if overridden.is_some() || requested == options.quant() => {}
+                dtype if role.is_some() => *chosen.roles.entry((role, dtype)).or_default() += 1,
                 Dtype::F16 => chosen.sensitive += 1,
                 Dtype::VbitRo => chosen.outer += 1,
                 _ => chosen.outermost += 1,
@@ -91,10 +100,26 @@ fn dtypes(tensors: &[Tensor], kept: &[Option<Kept>], options: &Options) -> (Vec<
     (dtypes, chosen.notes(options, layers))
 }
 
+/// The type of a convolution. That of a container stays unless another is asked for, and is never quantised.
+fn convolution(requested: Dtype, tensor: &Tensor, overridden: bool) -> Dtype {
+    let stored = tensor
+        .data
+        .dtype()
+        .ok()
+        .filter(|_| tensor.data.is_contained() && !overridden);
+    let dtype = stored.unwrap_or(requested);
+    if dtype.code_bits() < 16 { Dtype::F16 } else { dtype }
+}
+
 /// Errors: `Usage` for an override that matches no name, or only tensors that are never stored in the type.
 fn check_overrides(tensors: &[Tensor], options: &Options) -> Result<()> {
     for (glob, dtype) in &options.overrides {
-        let named = || tensors.iter().filter(|tensor| matches(glob, &tensor.name));
+        let weights = || {
+            tensors
+                .iter()
+                .filter(|tensor| tensor.data.dtype().ok() != Some(Dtype::U8))
+        };
+        let named = || weights().filter(|tensor| matches(glob, &tensor.name));
         if named().next().is_none() {
             let dtype = dtype.name();
             bail!(Usage, "'{glob}' is to be {dtype}, but no tensor has such a name");
@@ -126,6 +151,8 @@ struct Chosen<'a> {
     sensitive: usize,
     /// Matrices of the outer layers.
     outer: usize,
+    /// Matrices of pipelines with a role of their own, by role and type.
+    roles: HashMap<(Option<Role>, Dtype), usize>,
     /// Names of the matrices whose shape a type does not allow, by that type and the type used.
     shapes: BTreeMap<(Dtype, Dtype), Vec<&'a str>>,
 }
@@ -152,6 +179,12 @@ impl Chosen<'_> {
                 "{} small matrices of routers, gates and recurrences are f16",
                 self.sensitive
             ));
+        }
+        for (role, name) in Role::NAMES {
+            let mut of_role = self.roles.iter().filter(|((found, _), _)| *found == Some(role));
+            if let Some(((_, dtype), count)) = of_role.next() {
+                notes.push(format!("{count} {name} are {}", dtype.name()));
+            }
         }
         for ((requested, dtype), names) in self.shapes {
             notes.push(format!(

@@ -138,6 +138,10 @@ fn encode<'a>(
 
 /// The payload of a tensor in a type; `widths` are those of its rows. Errors: those of reading and encoding.
 pub(super) fn payload(tensor: &Tensor, dtype: Dtype, kept: Option<Kept>, widths: Option<&[u8]>) -> Result<Vec<u8>> {
+    // The bytes of a text are the same in every type of weights.
+    if let Some(text) = tensor.data.copied(dtype)?.filter(|_| dtype == Dtype::U8) {
+        return Ok(text.to_vec());
+    }
     if let Some(payload) = kept.map_or(Ok(None), |kept| keep::payload(tensor, kept))? {
         return Ok(payload);
     }

@@ -1,10 +1,10 @@
-//! f32, f16 and bf16: one value per weight, little-endian.
+//! f32, f16 and bf16: one value per weight, little-endian; and u8, the bytes of a text.
 
 use super::payload::Section;
 use super::planes::{Planes, Repack};
 use super::quantise::Weights;
 use super::spec::{Encode, Shapes, Spec, Tail};
-use crate::error::{Kind, Result};
+use crate::error::{Kind, Result, bail};
 use cmf_kernels_ref::dtype::float;
 
 pub const F32: Spec = Spec {
@@ -72,6 +72,20 @@ pub const BF16: Spec = Spec {
             half::bf16::from_f64(value).to_le_bytes()
         });
     }),
+    ..F32
+};
+
+pub const U8: Spec = Spec {
+    id: Some(6),
+    gguf: None,
+    name: "u8",
+    quant: "",
+    code_bits: 8,
+    sections: &[Section::Weights(1)],
+    decoder: float::u8,
+    encode: Encode::Never,
+    planes: |_| bail!(UnsupportedTensorType, "u8 holds bytes of a text, not weights"),
+    random: None,
     ..F32
 };
 

@@ -48,9 +48,10 @@ pub enum Dtype {
     MXFP4,
     PQ2_0,
     PTQ1_0,
+    U8,
 }
 
-/// Every type with its row, in the order of the enum: the container's by id, then GGUF's by number.
+/// Every type with its row, in the order of the enum: the container's by id, then GGUF's by number, then that of texts.
 static TABLE: &[(Dtype, Spec)] = &[
     (Dtype::F32, float::F32),
     (Dtype::F16, float::F16),
@@ -82,12 +83,14 @@ static TABLE: &[(Dtype, Spec)] = &[
     (Dtype::MXFP4, gguf::MXFP4),
     (Dtype::PQ2_0, gguf::PQ2_0),
     (Dtype::PTQ1_0, gguf::PTQ1_0),
+    (Dtype::U8, float::U8),
 ];
 
 impl Dtype {
-    /// Every type.
+    /// Every type of weights: all but [`Dtype::U8`].
     pub fn all() -> impl Iterator<Item = Dtype> {
-        TABLE.iter().map(|(dtype, _)| *dtype)
+        let types = TABLE.iter().map(|(dtype, _)| *dtype);
+        types.filter(|dtype| *dtype != Dtype::U8)
     }
 
     pub(super) fn spec(self) -> &'static Spec {
@@ -408,6 +411,7 @@ mod tests {
                 assert_eq!(Dtype::from_quant_name(dtype.quant_name()), Some(dtype));
             }
         }
-        assert_eq!([5, 6, 7, 16, 255].map(Dtype::from_id), [None; 5]);
+        assert_eq!(Dtype::from_id(6), Some(Dtype::U8));
+        assert_eq!([5, 7, 16, 255].map(Dtype::from_id), [None; 4]);
     }
 }

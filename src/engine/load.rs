@@ -74,6 +74,7 @@ impl Engine {
         progress: LoadProgress,
     ) -> Result<Engine> {
         let start = Instant::now();
+        source.require_language()?;
         let assets = &source.text;
         let tokenizer = assets.tokenizer_json().map(Tokenizer::from_json).transpose()?;
         let template = match &assets.chat_template {

@@ -44,6 +44,16 @@ pub struct DeviceReport {
 
 impl DeviceReport {
     fn new(device: Option<&Device>, layers: usize, plan: &Plan, expert_slots: Option<usize>) -> DeviceReport {
+        DeviceReport {
+            weight_bytes: plan.graph.weight_bytes(),
+            buffer_bytes: plan.graph.buffer_bytes(),
+            expert_slots,
+            ..DeviceReport::bare(device, layers, plan.ctx)
+        }
+    }
+
+    /// A report without any memory in use.
+    pub(super) fn bare(device: Option<&Device>, layers: usize, ctx: u32) -> DeviceReport {
         let of = |cpu: &str, name: fn(&Device) -> &str| device.map_or(cpu, name).to_owned();
         DeviceReport {
             name: of("CPU reference", |device| &device.name),
@@ -52,10 +62,10 @@ impl DeviceReport {
             driver: of("", |device| &device.driver),
             notices: Vec::new(),
             layers,
-            weight_bytes: plan.graph.weight_bytes(),
-            buffer_bytes: plan.graph.buffer_bytes(),
-            expert_slots,
-            ctx: plan.ctx,
+            weight_bytes: 0,
+            buffer_bytes: 0,
+            expert_slots: None,
+            ctx,
         }
     }
 }

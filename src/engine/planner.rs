@@ -291,9 +291,8 @@ pub fn planned(arch: &Arch, tensors: &dyn Tensors, options: &LoadOptions) -> Res
 pub fn check_budget(options: &LoadOptions, device: Option<&Device>, plan: &Plan) -> Result<()> {
     let weights = if device.is_some() { plan.graph.weight_bytes() } else { 0 };
     check_limit(options, weights, plan)?;
-    let shares_host_memory =
-        device.is_none_or(|device| matches!(device.kind, DeviceKind::Software | DeviceKind::Integrated));
-    match available_memory(Path::new("/")).filter(|_| shares_host_memory) {
+    let of_host = device.is_none_or(Device::shares_host_memory);
+    match available_memory(Path::new("/")).filter(|_| of_host) {
         Some(free) => check_fits(weights, plan, free, &format!("{} MiB are free", mib(free))),
         None => Ok(()),
     }

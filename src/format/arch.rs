@@ -5,6 +5,7 @@
 
 use super::hadamard::Hadamard;
 use super::json::without_nulls;
+use super::pipeline;
 use crate::error::{Error, Kind, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -246,7 +247,12 @@ impl Arch {
                 bail!(Parse, "arch.{key} is missing");
             }
         }
-        let arch = without_nulls(&Value::Object(arch.clone()));
+        let mut arch = without_nulls(&Value::Object(arch.clone()));
+        let name = arch.get("arch_name").and_then(Value::as_str);
+        if let (true, Some(members)) = (name.is_some_and(pipeline::is_known), arch.as_object_mut()) {
+            // Writers of pipelines fill in 0 for what the text encoder does not have.
+            members.retain(|key, value| REQUIRED.contains(&key.as_str()) || value.as_f64() != Some(0.0));
+        }
         let typed = Arch::deserialize(&arch).map_err(|err| culprit(&arch, &err))?;
         typed.validate()?;
         Ok(typed)

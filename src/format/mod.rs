@@ -15,6 +15,7 @@ pub mod json;
 pub mod ninfer;
 #[cfg(feature = "tools")]
 mod output;
+pub mod pipeline;
 pub mod safetensors;
 mod tensor;
 

@@ -123,6 +123,11 @@ impl Device {
         self.properties.loop_limit
     }
 
+    /// Whether its memory is that of the host.
+    pub fn shares_host_memory(&self) -> bool {
+        matches!(self.kind, DeviceKind::Software | DeviceKind::Integrated)
+    }
+
     /// How teams are realised on this device.
     pub fn team(&self) -> Team {
         self.properties.team

@@ -344,9 +344,10 @@ impl Matrix {
         (rows, cols)
     }
 
-    /// The payload in the container, if it is one of `dtype` already. Errors: as [`Matrix::bytes`].
+    /// The payload in the container, if it is one of `dtype` already; also the bytes of a text. Errors: as [`Matrix::bytes`].
     pub fn copied(&self, dtype: Dtype) -> Result<Option<&[u8]>> {
         match (&self.origin, &self.dtype) {
+            (Origin::File(..), Ok(Dtype::U8)) if dtype == Dtype::U8 => self.mapped().map(Some),
             (Origin::Container(container, id), Ok(stored)) if *stored == dtype && self.rotated.is_none() => {
                 container.bytes(*id).map(Some)
             }

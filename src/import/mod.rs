@@ -7,6 +7,7 @@
 
 mod arch;
 mod bind;
+mod diffusers;
 mod experts;
 mod family;
 mod form;
@@ -21,6 +22,8 @@ mod rope;
 mod stacked;
 mod tokenizer;
 
+pub use hf::keys::Keys;
+pub use hf::text_encoder;
 pub use model::{Model, Tensor};
 #[cfg(feature = "tools")]
 pub use {
@@ -41,7 +44,7 @@ use std::path::Path;
 /// The formats of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// A directory with safetensors files, or one such file beside its configuration.
+    /// A directory with safetensors files, of one network or of a pipeline, or one such file beside its configuration.
     HuggingFace,
     /// A GGUF file.
     Gguf,
@@ -111,11 +114,16 @@ pub fn ninfer(path: &Path) -> Result<Model> {
     ninfer::Source::open(path)?.model().map_err(|err| at(path, err))
 }
 
-/// The model in a Hugging Face directory, or in one safetensors file beside its configuration. Reads no weights.
+/// The model in a Hugging Face directory, the pipeline in a diffusers directory, or the model in one safetensors file beside
+/// its configuration. Reads no weights.
 ///
 /// Errors: as [`gguf`].
 pub fn hugging_face(path: &Path) -> Result<Model> {
-    hf::Source::open(path)?.model().map_err(|err| at(path, err))
+    let model = match diffusers::is_pipeline(path) {
+        true => diffusers::read(path),
+        false => hf::Source::open(path)?.model(),
+    };
+    model.map_err(|err| at(path, err))
 }
 
 /// The error with the path of the model in front, if it does not begin with it.

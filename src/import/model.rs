@@ -15,6 +15,7 @@ pub struct Tensor {
 }
 
 /// The tensors that a network needs, and the names of those that are left out.
+#[derive(Default)]
 pub(super) struct Bound {
     pub tensors: Vec<Tensor>,
     pub dropped: Vec<String>,

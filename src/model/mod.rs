@@ -7,6 +7,7 @@ mod bind;
 mod binder;
 mod delta_net;
 mod experts;
+mod finder;
 mod network;
 mod rope;
 mod rotation;
@@ -14,6 +15,7 @@ mod rotation;
 mod tests;
 
 pub use bind::bind;
+pub use finder::Finder;
 pub use network::{
     Activation, Attention, DeltaGates, DeltaInputs, DeltaNet, FeedForward, Ffn, GateUp, HeadInput, Layer, Linear,
     Mixer, Model, Moe, Mtp, Rope, Rotation,

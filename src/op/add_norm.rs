@@ -23,7 +23,7 @@ fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
     let cols = (1.0 / p.inv_cols).round() as usize;
     let eps = f64::from(p.eps);
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         let y = o.floats("y", t * stride, cols)?;
         let post = o.floats("post", 0, cols)?;
         let h = o.floats("h", t * stride, cols)?;

@@ -21,7 +21,7 @@ operator! {
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
     let (multiplier, cap) = (f64::from(p.multiplier), f64::from(p.cap));
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         let y = o.floats("y", t * stride, stride)?;
         let capped = |value: &f32| match f64::from(*value) * multiplier {
             v if cap == 0.0 => v,

@@ -6,6 +6,14 @@ pub use super::grid::{GRID_WIDTH, KV_PAGE};
 pub const MAX_WIDTH: u32 = 8;
 /// Tokens that a workgroup of prefill attention computes together.
 pub const CHUNK_TOKENS: u32 = 32;
+/// Queries that a workgroup of full attention computes together.
+pub const FULL_QUERIES: u32 = 16;
+/// Vectors of a head's values that a workgroup of full attention computes.
+pub const FULL_VECTORS: u32 = 32;
+/// Rows of the weight that a workgroup of a convolution computes.
+pub const CONV_ROWS: u32 = 64;
+/// Pixels that a workgroup of a convolution computes.
+pub const CONV_PIXELS: u32 = 32;
 /// Largest number of entries in a tile of tokens grouped by expert.
 pub const EXPERT_TILE: u32 = 8;
 /// Elements that a workgroup of the Hadamard transform computes: also the largest block.
@@ -30,6 +38,10 @@ pub(crate) fn declarations() -> String {
         ("KV_PAGE", KV_PAGE),
         ("MAX_WIDTH", MAX_WIDTH),
         ("CHUNK_TOKENS", CHUNK_TOKENS),
+        ("FULL_QUERIES", FULL_QUERIES),
+        ("FULL_VECTORS", FULL_VECTORS),
+        ("CONV_ROWS", CONV_ROWS),
+        ("CONV_PIXELS", CONV_PIXELS),
         ("EXPERT_TILE", EXPERT_TILE),
         ("MAX_EXPERTS", MAX_EXPERTS),
         ("MAX_TOP_K", MAX_TOP_K),

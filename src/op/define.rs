@@ -159,6 +159,9 @@ meanings! {
     placed = "Experts in this segment.",
     shared_outputs = "Outputs of the shared expert in this segment; 0 = the segment has none.",
     tiles = "Tiles that the lists can hold.",
+    gate_at = "Vector of `mods` at which the gates begin.",
+    scale_at = "Vector of `mods` at which the scales begin.",
+    width = "Pixels of a row.",
     x_entries = "Entries that share a row of x: the experts that a token takes.",
 }
 

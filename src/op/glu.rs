@@ -18,7 +18,7 @@ operator! {
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         let up = o.floats("up", t * stride, stride)?;
         let gate = o.floats("y", t * stride, stride)?;
         let product = |(&gate, &up): (&f32, &f32)| activation(p.gelu, f64::from(gate)) * f64::from(up);

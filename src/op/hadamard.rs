@@ -39,7 +39,7 @@ impl Params {
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let cols = p.vectors as usize * 4;
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         let x = o.values("x", t * p.x_stride as usize * 4, cols)?;
         let signs = o.floats("signs", 0, cols)?;
         let transform = if p.inverse == 0 { rotate } else { rotate_back };

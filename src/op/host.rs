@@ -130,6 +130,11 @@ impl Operands<'_> {
         self.store(name, at, &sums)
     }
 
+    /// The number of tokens of a batch. Operators that need no more also run over batches without records.
+    pub fn count(&self, name: &str) -> Result<usize> {
+        Ok(self.words(name, 0, 1)?[0] as usize)
+    }
+
     /// The tokens of a batch.
     pub fn tokens(&self, name: &str) -> Result<Vec<Token>> {
         let count = self.words(name, 0, BATCH_HEADER)?[0] as usize;

@@ -20,7 +20,7 @@ operator! {
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
-    let n = o.tokens("batch")?.len();
+    let n = o.count("batch")?;
     let bias = o.bias("bias", p.has_bias, p.row0, p.rows)?;
     let products = o.masked_products(p.rows, p.groups, n)?;
     for (t, products) in products.chunks(p.rows.max(1) as usize).enumerate() {

@@ -28,7 +28,7 @@ operator! {
 }
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
-    let n = o.tokens("batch")?.len();
+    let n = o.count("batch")?;
     let gate_bias = o.bias("bias", p.has_bias, p.row0, p.outputs)?;
     let up_bias = o.bias("bias", p.has_bias, p.bias_up + p.row0, p.outputs)?;
     // The rows of the other experts of a bank may follow.

@@ -7,16 +7,19 @@ mod attention;
 pub(crate) mod constants;
 mod define;
 mod experts;
+mod frame;
 mod grid;
 pub mod host;
 mod kv;
 mod list;
+mod modulation;
 mod operator;
 mod spec;
 mod tokens;
 mod tolerance;
 
 pub use constants::*;
+pub use frame::Frame;
 pub use grid::{BatchShape, Grid};
 pub use kv::Kv;
 pub use list::{blocks_list, heads_list, heads_list_len, outputs_list};
@@ -114,4 +117,13 @@ operators! {
     LastToken = last_token,
     SpeculateBegin = speculate_begin,
     Draft = draft,
+    NormMod = norm_mod,
+    AddNormMod = add_norm_mod,
+    RopePairs = rope_pairs,
+    AttnFull = attn_full,
+    CopyRows = copy_rows,
+    Conv = conv,
+    ChannelStats = channel_stats,
+    GroupMerge = group_merge,
+    GroupNorm = group_norm,
 }

@@ -18,7 +18,7 @@ operator! {
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let (len, top_k) = (p.vectors as usize * 4, p.top_k as usize);
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         let routes = o.words("routes", t * (top_k + 1) * 2, (top_k + 1) * 2)?;
         let weights = routes.chunks_exact(2).map(|route| f64::from(f32::from_bits(route[1])));
         let mut sum = vec![0.0; len];

@@ -20,7 +20,7 @@ operator! {
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let table = Table::read(o)?;
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         let logits = o.floats("router", t * p.stride as usize, p.stride as usize)?;
         for (expert, _) in table.route(logits)? {
             let count = &mut o.words_mut("counts", expert, 1)?[0];

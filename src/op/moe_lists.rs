@@ -20,7 +20,7 @@ operator! {
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let table = Table::read(o)?;
-    let (tokens, top_k) = (o.tokens("batch")?.len(), table.routing.top_k);
+    let (tokens, top_k) = (o.count("batch")?, table.routing.top_k);
     let routes = o.words("routes", 0, tokens * (top_k + 1) * 2)?;
     let count = table.count;
     let mut entries = vec![Vec::new(); count];

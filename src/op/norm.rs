@@ -21,7 +21,7 @@ operator! {
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
     let cols = (1.0 / p.inv_cols).round() as usize;
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         let x = o.floats("x", t * stride, cols)?;
         let g = o.floats("g", 0, cols)?;
         let mut y = vec![0.0; cols.max(stride)];

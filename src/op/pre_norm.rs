@@ -18,7 +18,7 @@ operator! {
 
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let len = p.vectors as usize * 4;
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         let h = o.floats("source", t * len, len)?;
         let (x_scaled, squares) = scaled(h, o.floats("g", 0, len)?);
         o.store("x_scaled", t * len, &x_scaled)?;

@@ -19,7 +19,7 @@ operator! {
 fn run(p: &Params, o: &mut Operands) -> Result<()> {
     let stride = p.vectors as usize * 4;
     let bits = o.words("bits", 0, stride.div_ceil(32))?.to_vec();
-    for t in 0..o.tokens("batch")?.len() {
+    for t in 0..o.count("batch")? {
         for (i, word) in o.words_mut("y", t * stride, stride)?.iter_mut().enumerate() {
             if bits[i / 32] >> (i % 32) & 1 == 0 {
                 *word = 0;

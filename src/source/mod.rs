@@ -8,16 +8,18 @@ mod cmf;
 mod imported;
 mod memory;
 mod model;
+mod pipeline;
 mod skill_view;
 mod tensors;
 mod verify;
 
 pub use crate::format::cmf::{Mask, MaskAxis, MaskShape, Masks, NO_TASK, Selection, Skill};
 pub use crate::format::hadamard::Hadamard;
+pub use crate::format::json::parse_object;
 pub use crate::format::{
     Arch, HiddenAct, LayerType, Moe, Mtp, MtpHidden, NormStyle, TensorId, TensorInfo, Yarn, hash64,
 };
-pub use crate::import::Format;
+pub use crate::import::{Format, Keys, text_encoder};
 pub use blend::BlendView;
 pub use imported::ImportedTensors;
 pub use memory::MemoryTensors;
@@ -31,8 +33,8 @@ use crate::import;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Opens the model at `path`: a CMF, GGUF or `.ninfer` file, any file of a model in several, or a Hugging Face directory. Reads no
-/// weights.
+/// Opens the model at `path`: a CMF, GGUF or `.ninfer` file, any file of a model in several, a Hugging Face directory, or a
+/// diffusers directory of a pipeline. Reads no weights.
 ///
 /// Errors: those of the format; `SkillFile` for a file that holds a skill and no model; `UnsupportedModel`, `MissingTensor` and
 /// `UnsupportedTensorType` for models that were trained elsewhere and are not known; `InvalidMagic`; `Io`.

@@ -17,7 +17,7 @@ pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ModelSource {
-    /// The format of the files: `cmf-v2`, `gguf`, `ninfer` or `safetensors`.
+    /// The format of the files: `cmf-v2`, `gguf`, `ninfer`, `safetensors` or `diffusers`.
     pub format: &'static str,
     /// The network.
     pub arch: Arch,

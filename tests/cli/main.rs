@@ -5,8 +5,10 @@ mod commands;
 mod errors;
 #[path = "../golden/mod.rs"]
 mod golden;
+mod imagine;
 mod narrowing;
 mod paging;
+mod pipelines;
 mod plan;
 mod skills;
 mod sources;

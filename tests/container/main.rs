@@ -8,6 +8,7 @@ mod malformed;
 mod malformed_header;
 mod masks;
 mod ninfer;
+mod pipelines;
 mod raw;
 mod read;
 mod shards;

@@ -63,7 +63,12 @@ pub fn values(container: &CmfContainer) -> BTreeMap<String, (Vec<u64>, Vec<f32>)
 
 /// Shape and values of every tensor of a golden model, read without the importer.
 pub fn source_values(model: &str) -> BTreeMap<String, (Vec<u64>, Vec<f32>)> {
-    let bytes = std::fs::read(fixture(model).join("model.safetensors")).unwrap();
+    file_values(&fixture(model).join("model.safetensors"))
+}
+
+/// Shape and values of every tensor of a safetensors file, read without the importer.
+pub fn file_values(path: &Path) -> BTreeMap<String, (Vec<u64>, Vec<f32>)> {
+    let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let decode = |(name, view): (&str, safetensors::tensor::TensorView)| {
         let pair = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
@@ -111,6 +116,24 @@ impl Copy {
             "tokenizer_config.json",
         ] {
             std::fs::copy(fixture(model).join(file), dir.path().join(file)).unwrap();
+        }
+        Copy(dir)
+    }
+
+    /// A copy of the golden pipeline.
+    pub fn of_pipeline() -> Copy {
+        let dir = TempDir::new().unwrap();
+        let from = crate::golden::pipeline::dir();
+        for entry in std::fs::read_dir(&from).unwrap().map(|entry| entry.unwrap().path()) {
+            let to = dir.path().join(entry.file_name().unwrap());
+            if entry.is_file() {
+                std::fs::copy(entry, to).unwrap();
+                continue;
+            }
+            std::fs::create_dir(&to).unwrap();
+            for file in std::fs::read_dir(entry).unwrap().map(|file| file.unwrap().path()) {
+                std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+            }
         }
         Copy(dir)
     }

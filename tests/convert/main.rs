@@ -13,6 +13,7 @@ mod keep;
 mod lenient;
 mod malformed;
 mod next;
+mod pipelines;
 mod recurrent;
 mod refusals;
 mod requant;

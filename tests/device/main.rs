@@ -17,6 +17,7 @@ mod paging;
 mod paging_masks;
 mod paging_types;
 mod parity;
+mod pictures;
 mod ragged;
 mod recurrent;
 mod rotation;

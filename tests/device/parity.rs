@@ -361,6 +361,15 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
         "hadamard 640 by 128",
         "speculate_begin 3 drafts",
         "draft 257 spread",
+        "norm_mod 96",
+        "add_norm_mod 96",
+        "rope_pairs 3/3 heads of 96",
+        "attn_full 6/2 heads of 16",
+        "conv.f16 70 of 64, 3x3 added",
+        "channel_stats 32 in 8",
+        "group_merge 32 in 8",
+        "group_norm 32 in 8 silu",
+        "copy_rows 96",
     ] {
         let case = case(name);
         let mut bad = case.rig(u64::MAX).unwrap();
@@ -406,6 +415,15 @@ fn every_kernel_with_a_wrong_parameter_is_found() {
             Op::LastToken(p) => p.vectors -= 1,
             Op::SpeculateBegin(p) => p.depth += 1,
             Op::Draft(p) => p.number += 1,
+            Op::NormMod(p) => p.centred = 1,
+            Op::AddNormMod(p) => p.gate_at = p.scale_at,
+            Op::RopePairs(p) => p.kv_heads -= 1,
+            Op::AttnFull(p) => p.scale *= 1.001,
+            Op::Conv(p) => p.adds = 0,
+            Op::ChannelStats(p) => p.vectors -= 1,
+            Op::GroupMerge(p) => p.groups /= 2,
+            Op::GroupNorm(p) => p.silu = 0,
+            Op::CopyRows(p) => p.first += 1,
         }
         changed.insert((kernel, masked));
         refused(&bad, &case);

@@ -14,7 +14,9 @@
 #![allow(dead_code, reason = "each test program uses only some of these functions")]
 
 pub mod fields;
+pub mod pipeline;
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,7 +79,7 @@ pub fn unpack(model: &str, to: &Path) {
 }
 
 /// Splits a file into its JSON header and the data after it.
-fn split(file: &[u8]) -> (Map<String, Value>, &[u8]) {
+fn split<T: DeserializeOwned>(file: &[u8]) -> (T, &[u8]) {
     let (length, rest) = file.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     (serde_json::from_slice(header).unwrap(), data)
@@ -98,7 +100,7 @@ struct Weights {
 impl Weights {
     fn read(path: &Path) -> Weights {
         let file = std::fs::read(path).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
-        let (mut header, mut data) = split(&file);
+        let (mut header, mut data) = split::<Map<String, Value>>(&file);
         let metadata = header.remove("__metadata__");
         let mut named: Vec<_> = header.into_iter().collect();
         named.sort_by_key(|(_, info)| info["data_offsets"][0].as_u64());

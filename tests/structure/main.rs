@@ -62,6 +62,7 @@ const MODULES: &[(&str, &[&str])] = &[
     // A graph knows no network.
     ("graph", &["dtype", "error", "op", "source"]),
     ("lm", &["dtype", "error", "graph", "model", "op", "sampling", "source"]),
+    ("image", &["dtype", "error", "graph", "lm", "model", "op", "source"]),
     // The executors do not know each other.
     ("gpu", &["dtype", "error", "graph", "op", "shader", "source"]),
     ("host", &["dtype", "error", "graph", "op", "source"]),

@@ -1,4 +1,4 @@
-//! f32, f16 and bf16: one value per weight, little-endian.
+//! f32, f16 and bf16: one value per weight, little-endian; and bytes.
 
 use super::Decoder;
 use super::layout::{Bytes, check_matrix, part};
@@ -36,6 +36,16 @@ pub fn bf16(payload: &[u8], rows: usize, cols: usize) -> Decoder<'_> {
     Ok(Box::new(move |row: usize, out: &mut [f32]| {
         for (value, b) in out.iter_mut().zip(part(payload, row, cols * 2).as_chunks().0) {
             *value = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+        }
+    }))
+}
+
+/// A decoder of `[u8 rows·cols]`, bytes of a text. Errors: any other length.
+pub fn u8(payload: &[u8], rows: usize, cols: usize) -> Decoder<'_> {
+    check(payload, rows, cols, 1)?;
+    Ok(Box::new(move |row: usize, out: &mut [f32]| {
+        for (value, &byte) in out.iter_mut().zip(part(payload, row, cols)) {
+            *value = byte.into();
         }
     }))
 }

@@ -5,9 +5,11 @@
 
 pub mod argmax;
 pub mod attention;
+pub mod conv;
 pub mod delta_net;
 pub mod glu;
 pub mod hadamard;
+pub mod layer_norm;
 pub mod linear;
 pub mod rms_norm;
 pub mod rope;

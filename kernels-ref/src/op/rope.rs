@@ -12,9 +12,26 @@ pub fn rotate_half(head: &mut [f64], cos: &[f32], sin: &[f32]) {
     }
 }
 
+/// Rotates the pairs (2j, 2j + 1) of `head` by the angles whose cosines and sines `table` has in turns: cos 0, sin 0, cos 1, ...
+/// Both slices have the same length.
+pub fn rotate_pairs(head: &mut [f64], table: &[f32]) {
+    assert_eq!(head.len(), table.len(), "one cosine and one sine per pair");
+    for (pair, angle) in head.chunks_exact_mut(2).zip(table.chunks_exact(2)) {
+        let (cos, sin) = (f64::from(angle[0]), f64::from(angle[1]));
+        (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn elements_of_an_interleaved_pair_are_neighbours() {
+        let mut head = [1.0, 2.0, 3.0, 4.0];
+        rotate_pairs(&mut head, &[0.0, 1.0, 1.0, 0.0]);
+        assert_eq!(head, [-2.0, 1.0, 3.0, 4.0]);
+    }
 
     #[test]
     fn elements_of_a_pair_are_half_of_the_rotated_ones_apart() {

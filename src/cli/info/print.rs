@@ -24,12 +24,18 @@ const CONSTANTS: [&str; 13] = [
 /// Those of them whose usual value is 1.
 const FACTORS: [&str; 3] = ["partial_rotary_factor", "embed_multiplier", "logit_multiplier"];
 
+/// The most names of one kind that are printed.
+const NAMES: usize = 24;
+
 /// Types of weights that are published in a rotated basis.
 const TERNARY: [&str; 2] = ["PQ2_0", "PTQ1_0"];
 
 /// The JSON object of `info` as text.
 pub fn lines(object: &Value) -> Vec<String> {
-    let sections = [network, weights, texts, names, experts, memory, tensors];
+    let sections: &[fn(&Value) -> Vec<String>] = match object.get("pipeline") {
+        Some(_) => &[pipeline, weights, tokenizer, names, tensors],
+        None => &[network, weights, tokenizer, texts, names, experts, memory, tensors],
+    };
     sections.iter().flat_map(|section| section(object)).collect()
 }
 
@@ -122,13 +128,54 @@ fn weights(object: &Value) -> Vec<String> {
     lines
 }
 
+/// The components of a pipeline and its schedule.
+fn pipeline(object: &Value) -> Vec<String> {
+    let pipeline = &object["pipeline"];
+    let mut lines = vec![
+        format!("format       {}, {}", text(&object["format"]), bytes(&object["bytes"])),
+        format!("pipeline     {}", text(&pipeline["kind"])),
+    ];
+    for component in items(&pipeline["components"]) {
+        let dimensions = component["dimensions"].as_object().into_iter().flatten();
+        let known = dimensions.filter(|(_, value)| !value.is_null());
+        let dimensions: Vec<_> = known.map(|(key, value)| format!("{key} {}", text(value))).collect();
+        let (name, size) = (text(&component["name"]), bytes(&component["bytes"]));
+        let (params, count) = (text(&component["params"]), text(&component["tensors"]));
+        lines.push(format!(
+            "{name:<12} {params} parameters, {count} tensors, {size}; {}",
+            dimensions.join(", ")
+        ));
+    }
+    let scheduler = &pipeline["scheduler"];
+    if !scheduler.is_null() {
+        let by_length = if scheduler["dynamic_shift"] == true {
+            ", by the length"
+        } else {
+            ""
+        };
+        let stated = if scheduler["stated"] == true {
+            ""
+        } else {
+            " (the file states none)"
+        };
+        lines.push(format!(
+            "scheduler    shift {}{by_length}{stated}",
+            text(&scheduler["shift"])
+        ));
+    }
+    lines
+}
+
+fn tokenizer(object: &Value) -> Vec<String> {
+    vec![match &object["tokenizer"] {
+        Value::Null => "tokenizer    none".to_owned(),
+        tokenizer => format!("tokenizer    {}", bytes(&tokenizer["bytes"])),
+    }]
+}
+
 fn texts(object: &Value) -> Vec<String> {
     let template = &object["template"];
     vec![
-        match &object["tokenizer"] {
-            Value::Null => "tokenizer    none".to_owned(),
-            tokenizer => format!("tokenizer    {}", bytes(&tokenizer["bytes"])),
-        },
         format!("template     {} {}", text(&template["source"]), text(&template["hash"])),
         format!("eos          {}", text(&object["eos_token_ids"])),
         match &object["stop_token_ids"] {
@@ -144,7 +191,10 @@ fn names(object: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     for (key, name) in [("masks", "name"), ("skills", "id"), ("shards", ""), ("unused", "")] {
         let all = items(&object[key]).iter();
-        let names: Vec<_> = all.map(|item| text(item.get(name).unwrap_or(item))).collect();
+        let more = all.len().saturating_sub(NAMES);
+        let names = all.take(NAMES).map(|item| text(item.get(name).unwrap_or(item)));
+        let more = (more > 0).then(|| format!("and {more} more, which --json lists"));
+        let names: Vec<_> = names.chain(more).collect();
         if !names.is_empty() {
             lines.push(format!("{key:<12} {}", names.join(", ")));
         }

@@ -4,6 +4,7 @@ use super::envelope::{Envelope, QUANT_2F};
 use crate::dtype::Dtype;
 use crate::error::{Result, bail};
 use crate::format::bytes::{u16_at, u32_at, u64_at};
+use crate::format::pipeline::{CONFIG, is_config};
 use crate::format::tensor::{TensorInfo, TensorSpec};
 
 pub(super) const HEAD: u64 = 16;
@@ -123,7 +124,6 @@ fn body(record: &[u8; RECORD as usize], name: &str, blob: &[u8], features: u32) 
     let Some(dtype) = Dtype::from_id(id) else {
         let what = match id {
             5 => "mix8_4, a reserved type",
-            6 => "u8, opaque bytes",
             7 => "q4_col, a reserved type",
             16 => "q2tp, a type of newer files",
             _ => "an unknown type",
@@ -162,6 +162,7 @@ fn body(record: &[u8; RECORD as usize], name: &str, blob: &[u8], features: u32) 
             dtype.name()
         );
     }
+    check_text(name, dtype, shape)?;
     dtype.check_length(shape, &blob[offset as usize..(offset + nbytes) as usize])?;
     Ok(Entry {
         info: TensorInfo {
@@ -173,6 +174,23 @@ fn body(record: &[u8; RECORD as usize], name: &str, blob: &[u8], features: u32) 
         // The caller sets the shard.
         payload: Payload { shard: 0, offset, hash },
     })
+}
+
+/// Refuses bytes that are no configuration, and a configuration that is no vector of bytes. Errors: `Parse`.
+fn check_text(name: &str, dtype: Dtype, shape: &[u64]) -> Result<()> {
+    match (dtype == Dtype::U8, is_config(name)) {
+        (true, false) => bail!(
+            Parse,
+            "element type id 6 (u8, bytes of a text) is for configurations only, whose names end with {CONFIG}"
+        ),
+        (_, true) if dtype != Dtype::U8 || shape.len() != 1 => bail!(
+            Parse,
+            "expected the bytes of a configuration, u8 of one dimension, found {} of {} dimensions",
+            dtype.name(),
+            shape.len()
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses payloads that overlap, unless they are the same bytes: a tensor may have two names.
@@ -241,8 +259,7 @@ pub(super) fn check_writable(name: &str, dtype: Dtype, shape: &[u64]) -> Result<
             dtype.name()
         );
     }
-    dtype
-        .size(shape)
-        .map(drop)
+    check_text(name, dtype, shape)
+        .and_then(|()| dtype.size(shape).map(drop))
         .map_err(|err| err.context(format_args!("tensor '{name}'")))
 }

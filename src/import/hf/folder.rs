@@ -56,7 +56,7 @@ fn without_special_floats(bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// The directory of a model.
-pub(super) struct Folder(pub PathBuf);
+pub struct Folder(pub PathBuf);
 
 impl Folder {
     /// The path of a file of the directory. A link may lead to another file of the directory, or, in a cache of a hub, from

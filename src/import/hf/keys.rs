@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 /// A JSON object with typed access to its members. `null` counts as absent.
 #[derive(Clone, Copy)]
 pub struct Keys<'a> {
+    /// The object.
     pub map: &'a Map<String, Value>,
     /// Used for keys that `map` lacks: a nested text configuration leaves some to the outer object.
     pub outer: Option<&'a Map<String, Value>>,
@@ -16,6 +17,7 @@ pub struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
+    /// An object and its name in messages.
     pub fn new(map: &'a Map<String, Value>, place: &'a str) -> Self {
         Keys {
             map,
@@ -25,6 +27,7 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The value of a key, `None` if it is absent everywhere.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         let present = |map: &'a Map<String, Value>| map.get(key).filter(|value| !value.is_null());
         let found = present(self.map).or_else(|| self.outer.and_then(present));
@@ -46,6 +49,7 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A whole number. Errors: `Parse` for another type.
     pub fn unsigned(&self, key: &str) -> Result<Option<u64>> {
         // Some configurations write whole numbers as 8.0.
         let whole = |value: f64| ((0.0..9e15).contains(&value) && value.fract() == 0.0).then_some(value as u64);
@@ -62,18 +66,22 @@ impl<'a> Keys<'a> {
         value.map(fits).transpose()
     }
 
+    /// A number. Errors: `Parse` for another type.
     pub fn float(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a number", Value::as_f64)
     }
 
+    /// A truth value. Errors: `Parse` for another type.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
+    /// A string. Errors: `Parse` for another type.
     pub fn string(&self, key: &str) -> Result<Option<&'a str>> {
         self.typed(key, "a string", Value::as_str)
     }
 
+    /// An object. Errors: `Parse` for another type.
     pub fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>> {
         self.typed(key, "an object", Value::as_object)
     }

@@ -5,8 +5,9 @@
 pub(super) mod config;
 pub(super) mod folder;
 pub(super) mod keys;
+pub(super) mod shards;
 mod tokenizer;
-mod tokens;
+pub(super) mod tokens;
 
 use super::bind::bind;
 use super::experts;
@@ -14,25 +15,49 @@ use super::matrix::{Found, Matrix};
 use super::model::{Bound, Description, Model};
 use super::roles::MTP_NAMES;
 use crate::error::{Result, bail};
-use crate::format::{Arch, MappedFile, safetensors};
+use crate::format::Arch;
 use folder::{Files, Folder};
+use keys::Keys;
 use serde_json::{Map, Value};
-use std::collections::{BTreeMap, HashSet};
+use shards::Shard;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// The name of the weights, before `.safetensors`.
+pub(super) const WEIGHTS: &str = "model";
 /// Prefixes of the language model inside a larger model, and the prefixes that replace them.
 const NESTED: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 ];
-/// One file of weights.
-struct Shard {
-    file: Arc<MappedFile>,
-    tensors: Vec<safetensors::Tensor>,
+
+/// The text encoder that a `config.json` describes: a Gemma 2 language model with the default rotation. `tensors`: the tensors
+/// of the encoder, of which every layer has at least one.
+///
+/// Errors: those of [`config::read`]; `UnsupportedModel` for another type of model, for biases of attention, and for scaled
+/// rotations.
+pub fn text_encoder(config: &Map<String, Value>, tensors: usize) -> Result<Arch> {
+    let config::Config { family, arch, .. } = config::read(config, tensors)?;
+    if family.model_type != "gemma2" {
+        bail!(
+            UnsupportedModel,
+            "the text encoder is of type '{}', expected gemma2",
+            family.model_type
+        );
+    }
+    if Keys::new(config, "config.json").bool("attention_bias")? == Some(true) {
+        bail!(
+            UnsupportedModel,
+            "config key 'attention_bias' is true, the attention of gemma2 has no biases"
+        );
+    }
+    if arch.yarn.is_some() || arch.rope_freq_factors.is_some() {
+        bail!(
+            UnsupportedModel,
+            "the rotation of the text encoder is scaled, expected the default rotation"
+        );
+    }
+    Ok(arch)
 }
 
 /// An open directory.
@@ -46,13 +71,13 @@ impl Source {
     pub fn open(path: &Path) -> Result<Source> {
         if path.is_dir() {
             let folder = Folder(path.to_owned());
-            let shards = open_shards(&folder)?;
+            let shards = shards::open(&folder, WEIGHTS)?;
             return Ok(Source { folder, shards });
         }
         let folder = Folder(path.parent().unwrap_or(Path::new("")).to_owned());
         Ok(Source {
             folder,
-            shards: vec![open_shard(path)?],
+            shards: vec![Shard::open(path)?],
         })
     }
 
@@ -154,70 +179,4 @@ fn container_name(name: String) -> String {
     let mut names = MTP_NAMES.iter();
     let renamed = names.find_map(|(from, to)| name.strip_prefix(from).map(|rest| format!("{to}{rest}")));
     renamed.unwrap_or(name)
-}
-
-fn open_shard(path: &Path) -> Result<Shard> {
-    let file = MappedFile::open(path)?;
-    let tensors = safetensors::parse(file.bytes()).map_err(|err| err.context(path.display()))?;
-    Ok(Shard {
-        file: Arc::new(file),
-        tensors,
-    })
-}
-
-fn open_shards(folder: &Folder) -> Result<Vec<Shard>> {
-    let single = folder.path(SINGLE)?;
-    if single.exists() {
-        return Ok(vec![open_shard(&single)?]);
-    }
-    let Some(index) = folder.json(INDEX)? else {
-        let pickle = folder.0.join("pytorch_model.bin").exists();
-        let hint = if pickle {
-            "; pickled weights (.bin) are never read, convert them to safetensors"
-        } else {
-            ""
-        };
-        bail!(
-            Io,
-            "{}: there is neither {SINGLE} nor {INDEX}{hint}",
-            folder.0.display()
-        );
-    };
-    let Some(Value::Object(map)) = index.get("weight_map") else {
-        bail!(Parse, "{INDEX}: 'weight_map' is missing or not an object");
-    };
-    let mut wanted: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (name, file) in map {
-        // A plain file name: an index must not reach out of its directory.
-        let plain = |file: &&str| Path::new(file).file_name().is_some_and(|name| name == *file);
-        let Some(file) = file.as_str().filter(plain) else {
-            bail!(
-                Parse,
-                "{INDEX}: tensor '{name}' is in {file}, expected the name of a file in the same directory"
-            );
-        };
-        wanted.entry(file).or_default().push(name);
-    }
-    let mut shards = Vec::new();
-    for (file, names) in wanted {
-        let path = folder.path(file)?;
-        if !path.exists() {
-            bail!(
-                ShardMismatch,
-                "{}: the file is in the index, and it is missing",
-                path.display()
-            );
-        }
-        let shard = open_shard(&path)?;
-        let present: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-        if let Some(name) = names.iter().find(|name| !present.contains(*name)) {
-            bail!(
-                ShardMismatch,
-                "{}: by the index tensor '{name}' is in this file, and it is not",
-                path.display()
-            );
-        }
-        shards.push(shard);
-    }
-    Ok(shards)
 }

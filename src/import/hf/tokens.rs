@@ -20,7 +20,7 @@ const SAMPLING: [&str; 7] = [
 ];
 
 /// The header's `tokenizer_config`, and the sampling defaults of the source.
-pub(super) struct Tokens {
+pub struct Tokens {
     pub config: Map<String, Value>,
     pub sampling: Map<String, Value>,
     pub notes: Vec<String>,
@@ -50,7 +50,7 @@ struct WithVocab {
 }
 
 /// Reads template and ids. `config` is `config.json`, `vocab` is `tokenizer.json`.
-pub(super) fn read(files: &dyn Files, config: &Map<String, Value>, vocab: Option<&[u8]>) -> Result<Tokens> {
+pub fn read(files: &dyn Files, config: &Map<String, Value>, vocab: Option<&[u8]>) -> Result<Tokens> {
     let generation = files.json("generation_config.json")?.unwrap_or_default();
     let tokenizer = files.json("tokenizer_config.json")?.unwrap_or_default();
     let mut notes = Vec::new();

@@ -7,6 +7,7 @@ mod attention;
 mod delta_net;
 mod dtypes;
 mod experts;
+mod image;
 mod linear;
 mod moe;
 mod norm;
@@ -24,6 +25,7 @@ pub fn cases() -> Vec<Case> {
     delta_net::add(&mut table);
     moe::add(&mut table);
     sample::add(&mut table);
+    image::add(&mut table);
     table.cases
 }
 
