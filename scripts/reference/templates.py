@@ -524,6 +524,8 @@ def reason(expected, found):
         ("precision of at most", "an extreme precision"),
         ("'LoopContext' object is not iterable", "iteration over the variable loop itself"),
         ("unknown filter", "an unknown filter in a part that Jinja folds away"),
+        # Jinja writes `-7 ** x` for `(-7) ** x`, which Python reads as `-(7 ** x)`.
+        ("complex numbers", "a power of a negative number"),
         # Jinja folds these before it renders, with other rules.
         ("a slice: expected", "a slice of a constant that has none"),
     ]:

@@ -350,6 +350,14 @@ fn round_float(number: f64, places: i32) -> f64 {
         // The text is that of the exact value.
         Ok(places) => format!("{number:.places$}").parse().unwrap_or(number),
         Err(_) => {
+            let text = format!("{number:e}");
+            let exponent: i32 = text
+                .split_once('e')
+                .and_then(|(_, exponent)| exponent.parse().ok())
+                .unwrap_or(0);
+            if let Ok(digits) = usize::try_from(exponent + places) {
+                return format!("{number:.digits$e}").parse().unwrap_or(number);
+            }
             let scale = 10f64.powi(-places);
             let rounded = (number / scale).round_ties_even() * scale;
             if rounded == 0.0 { 0f64.copysign(number) } else { rounded }

@@ -1,7 +1,7 @@
 //! Python's string formatting: `%`, `str.format` and format specifications.
 
 use super::arguments::{Arguments, wrong};
-use super::arith::as_float;
+use super::arith::{self, as_float};
 use super::limits::{Fault, Outcome};
 use super::machine::Machine;
 use super::numerals::Spec;
@@ -117,13 +117,7 @@ impl Machine<'_> {
         *rest = after;
         let mut spec = Spec {
             alternate: flags.contains('#'),
-            sign: if flags.contains('+') {
-                '+'
-            } else if flags.contains(' ') {
-                ' '
-            } else {
-                '-'
-            },
+            sign: ['+', ' '].into_iter().find(|sign| flags.contains(*sign)),
             align: flags.contains('-').then_some('<'),
             ..Spec::default()
         };
@@ -175,7 +169,10 @@ impl Machine<'_> {
                 spec.kind = Some('d');
                 spec.alternate = false;
                 let number = match value {
-                    Value::Float(number) if number.is_finite() && number.abs() < 1.7e38 => Some(*number as i128),
+                    Value::Float(number) if number.is_finite() => {
+                        let whole = (number.abs() < 1.7e38).then_some(*number as i128);
+                        Some(whole.ok_or_else(arith::too_large)?)
+                    }
                     other => other.as_int(),
                 };
                 number
@@ -362,7 +359,7 @@ impl Machine<'_> {
                 let mut spec = parse_spec(spec)?;
                 // Zeros before the width fill a text at its end.
                 spec.align = spec.align.filter(|align| *align != '=' || explicit);
-                let numeric = spec.sign != '-' || spec.alternate || spec.align == Some('=');
+                let numeric = spec.sign.is_some() || spec.alternate || spec.align == Some('=');
                 if numeric || spec.grouping.is_some() || spec.kind.is_some_and(|kind| kind != 's') {
                     return Err(invalid(spec.kind.unwrap_or('=')));
                 }
@@ -396,6 +393,9 @@ impl Machine<'_> {
                 }
                 spec.int(number).ok_or_else(invalid)
             }
+            (Some(_), Some('c')) if spec.sign.is_some() || spec.precision.is_some() || spec.alternate => Err(
+                Fault::invalid("sign, precision and '#' are not allowed with the format 'c'"),
+            ),
             (Some(number), Some('c')) => {
                 let c = u32::try_from(number)
                     .ok()
@@ -459,7 +459,7 @@ fn parse_spec(text: &str) -> Outcome<Spec> {
     }
     let has_fill = spec.align.is_some() && second.is_some_and(is_align);
     if let Some(sign) = rest.chars().next().filter(|c| matches!(c, '+' | '-' | ' ')) {
-        spec.sign = sign;
+        spec.sign = Some(sign);
         rest = &rest[1..];
     }
     let eat = |rest: &mut &str, c: char| {

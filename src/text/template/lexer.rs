@@ -122,6 +122,10 @@ impl<'a> Lexer<'a> {
                 self.code("}}", Lexeme::PrintEnd)
             }
             "{#" => {
+                // Jinja misses the end only if there is text that could contain it.
+                if self.rest().is_empty() {
+                    return Ok(());
+                }
                 let Some(end) = self.rest().find("#}") else {
                     return Err(syntax("Missing end of comment tag"));
                 };
@@ -203,7 +207,10 @@ impl<'a> Lexer<'a> {
             self.after(&end[..end.len() - 2], true);
             return Ok(());
         }
-        Err(syntax("Missing end of raw directive"))
+        match rest {
+            "" => Ok(()),
+            _ => Err(syntax("Missing end of raw directive")),
+        }
     }
 
     /// The tokens of a tag up to its `end`.

@@ -9,7 +9,7 @@ pub(super) struct Spec {
     /// `<`, `>`, `^`, or `=` for a sign before the padding. None is the type's own.
     pub(super) align: Option<char>,
     /// `-`, `+` or a space.
-    pub(super) sign: char,
+    pub(super) sign: Option<char>,
     /// `#`: with a prefix, or with a point in any case.
     pub(super) alternate: bool,
     /// `z`: no negative zero.
@@ -27,7 +27,7 @@ impl Default for Spec {
         Spec {
             fill: ' ',
             align: None,
-            sign: '-',
+            sign: None,
             alternate: false,
             no_negative_zero: false,
             width: 0,
@@ -66,8 +66,8 @@ impl Spec {
     fn sign_of(&self, negative: bool) -> &'static str {
         match (negative, self.sign) {
             (true, _) => "-",
-            (false, '+') => "+",
-            (false, ' ') => " ",
+            (false, Some('+')) => "+",
+            (false, Some(' ')) => " ",
             _ => "",
         }
     }
@@ -111,7 +111,11 @@ impl Spec {
             None => match self.precision {
                 // Like `g`, with at least one digit after the point.
                 Some(precision) => general(magnitude, precision, self.alternate, 1),
-                None => super::write::float(magnitude, false),
+                None => {
+                    let text = super::write::float(magnitude, false);
+                    let point = self.alternate && !text.contains('.');
+                    if point { text.replacen('e', ".e", 1) } else { text }
+                }
             },
             Some(_) => return None,
         };
@@ -132,9 +136,15 @@ impl Spec {
 
 /// `digits` with a separator every `group` digits, and with zeros before them up to `width` characters.
 fn grouped(digits: &str, separator: char, group: usize, width: usize) -> String {
-    let whole = digits
-        .bytes()
-        .take_while(|b| b.is_ascii_hexdigit() || *b == separator as u8);
+    // Groups of four are those of other bases; in a decimal number an `e` begins the exponent.
+    let is_digit = |b: &u8| {
+        if group == 4 {
+            b.is_ascii_hexdigit()
+        } else {
+            b.is_ascii_digit()
+        }
+    };
+    let whole = digits.bytes().take_while(|b| is_digit(b) || *b == separator as u8);
     let (whole, rest) = digits.split_at(whole.count());
     let width = width.saturating_sub(rest.len());
     let plain: Vec<char> = whole.chars().filter(|c| *c != separator).collect();

@@ -38,10 +38,14 @@ pub(super) fn is_alnum(c: char) -> bool {
     c.is_ascii_alphanumeric() || !c.is_ascii() && (is_alpha(c) || is_digit(c) || is_numeric(c))
 }
 
-/// Python's `str.isprintable` for one character.
+/// Python's `str.isprintable` for one character, except for the marks that messages have only while they are rendered:
+/// `repr` must not spell them out.
 pub(super) fn is_printable(c: char) -> bool {
     if c.is_ascii() {
         return (' '..='~').contains(&c);
+    }
+    if ('\u{fdd0}'..='\u{fdd2}').contains(&c) {
+        return true;
     }
     use GeneralCategoryGroup::{Other, Separator};
     !matches!(c.general_category_group(), Other | Separator)

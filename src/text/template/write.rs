@@ -334,10 +334,23 @@ pub(super) fn float(value: f64, json: bool) -> String {
     if value.is_infinite() {
         return format!("{}{infinity}", if value < 0.0 { "-" } else { "" });
     }
-    let shortest = format!("{value:e}");
+    let mut shortest = format!("{value:e}");
+    // Of two shortest texts that are equally near, Python takes the one with the even digit.
+    let digits = shortest
+        .bytes()
+        .take_while(|b| *b != b'e')
+        .filter(u8::is_ascii_digit)
+        .count();
+    let even = format!("{value:.*e}", digits - 1);
+    if even.parse() == Ok(value) {
+        shortest = even;
+    }
     let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
     match exponent.parse::<i32>().unwrap_or(0) {
-        -4..16 => format!("{value:?}"),
+        decimals @ -4..16 => {
+            let after = (digits as i32 - 1 - decimals).max(1) as usize;
+            format!("{value:.after$}")
+        }
         exponent => format!("{mantissa}e{exponent:+03}"),
     }
 }
@@ -359,6 +372,7 @@ mod tests {
             (0.00001, "1e-05"),
             (1.25e-7, "1.25e-07"),
             (123456.789, "123456.789"),
+            (0.1 * 9_007_199_254_740_992.0, "900719925474099.2"),
             (f64::NEG_INFINITY, "-Infinity"),
         ] {
             assert_eq!(float(value, true), expected);
