@@ -26,7 +26,8 @@ fn place(p: u32, dy: u32, dx: u32) -> u32 {
 // Adds eight columns, from vector `offset` of the pixel at `at`.
 fn add_pixel(sum: vec4<f32>, w: Weights4x8, at: u32, offset: u32) -> vec4<f32> {
     let inside = at != OUTSIDE;
-    return select(sum, add_terms(sum, w, select(0u, at + offset, inside)), inside);
+    let i = select(0u, at + offset, inside);
+    return select(sum, add_terms(sum, w, x[i], x[i + 1u]), inside);
 }
 
 fn put(p: u32, first: u32, sums: vec4<f32>) {
