@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use std::slice;
 
 /// Bytes of one staging buffer. An upload needs two of them and one block of host memory.
-const RING_BYTES: usize = 4 << 20;
+const RING_BYTES: usize = 2 << 20;
 
 /// Two staging buffers that take turns: the host fills one while the device copies from the other.
 pub struct Ring<'a> {
