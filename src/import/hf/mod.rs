@@ -34,7 +34,7 @@ const NESTED: [(&str, &str); 3] = [
 /// The text encoder that a `config.json` describes: a Gemma 2 language model with the default rotation. `tensors`: the tensors
 /// of the encoder, of which every layer has at least one.
 ///
-/// Errors: those of [`config::read`]; `UnsupportedModel` for another type of model, for biases of attention, and for scaled
+/// Errors: those of the configuration; `UnsupportedModel` for another type of model, for biases of attention, and for scaled
 /// rotations.
 pub fn text_encoder(config: &Map<String, Value>, tensors: usize) -> Result<Arch> {
     let config::Config { family, arch, .. } = config::read(config, tensors)?;
