@@ -5,20 +5,10 @@
 
 #import vector
 #import tokens
+#import workgroup_sum
 
-var<workgroup> sums: array<f32, THREADS>;
-
-// The factor of a norm. `sum`: the squares that this thread has added.
-fn norm_factor(thread: u32, sum: f32) -> f32 {
-    sums[thread] = sum;
-    workgroupBarrier();
-    var total = 0.0;
-    for (var t = 0u; t < THREADS; t += 1u) {
-        total += sums[t];
-    }
-    // The second norm writes `sums` again.
-    workgroupBarrier();
-    return 1.0 / sqrt(fma(total, params.inv_cols, params.eps));
+fn norm_factor(thread: u32, squares: f32) -> f32 {
+    return 1.0 / sqrt(fma(sum_of_threads(thread, squares), params.inv_cols, params.eps));
 }
 
 // tanh(15) is 1 in f32, and tanh overflows for larger arguments in some drivers.

@@ -4,8 +4,7 @@
 
 #import vector
 #import tokens
-
-var<workgroup> sums: array<f32, THREADS>;
+#import workgroup_sum
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -16,13 +15,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     for (var i = thread; i < params.vectors; i += THREADS) {
         sum += square_sum(x[base + i]);
     }
-    sums[thread] = sum;
-    workgroupBarrier();
-    var total = 0.0;
-    for (var t = 0u; t < THREADS; t += 1u) {
-        total += sums[t];
-    }
-    let scale = 1.0 / sqrt(fma(total, params.inv_cols, params.eps));
+    let scale = 1.0 / sqrt(fma(sum_of_threads(thread, sum), params.inv_cols, params.eps));
     for (var i = thread; i < params.vectors; i += THREADS) {
         y[c * params.y_stride + params.y_first + i] = x[base + i] * g[i] * scale;
     }

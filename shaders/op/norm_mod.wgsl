@@ -5,21 +5,7 @@
 
 #import vector
 #import tokens
-
-var<workgroup> sums: array<f32, THREADS>;
-
-// The sum of what all threads pass.
-fn sum_of_threads(thread: u32, sum: f32) -> f32 {
-    sums[thread] = sum;
-    workgroupBarrier();
-    var total = 0.0;
-    for (var t = 0u; t < THREADS; t += 1u) {
-        total += sums[t];
-    }
-    // The next sum writes `sums` again.
-    workgroupBarrier();
-    return total;
-}
+#import workgroup_sum
 
 // Vector i of the row at `base` minus the mean; zeros past the last column.
 fn centred(base: u32, i: u32, mean: f32) -> vec4<f32> {

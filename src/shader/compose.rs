@@ -18,7 +18,7 @@ macro_rules! files {
 const LIB: &[(&str, &str)] = files!("lib":
     "attention" "attention_sums" "canon" "experts" "frame" "gate" "glu" "grid" "groups_all" "groups_masked" "kv_f16" "kv_f32"
     "matmul" "matmul_tile" "matvec" "matvec_registers" "matvec_spilled" "moe_gated" "moe_tile" "norm_scale" "route" "routes"
-    "run_groups" "share_none" "share_subgroup" "stacked" "team_subgroup" "team_tree" "tokens" "vector" "weights");
+    "run_groups" "share_none" "share_subgroup" "stacked" "team_subgroup" "team_tree" "tokens" "vector" "weights" "workgroup_sum");
 
 /// The files that an import stands for in a variant.
 fn resolve(variant: &Variant, import: &str) -> Vec<(&'static str, &'static str)> {
