@@ -92,7 +92,7 @@ pub(super) fn read(path: &Path) -> Result<Model> {
         false => Map::new(),
     };
     let small = Folder(path.join("tokenizer"));
-    let vocab = small.bytes("tokenizer.json")?;
+    let vocab = hf::tokenizer::complete(&small)?;
     let tokens = tokens::read(&small, &te, vocab.as_deref())?;
     found.bound.notes.extend(tokens.notes);
     if vocab.is_none() {

@@ -5,6 +5,7 @@
 //! files. What a file stores in another order or form than the container is described, not copied. The same tables say where
 //! files of ternary models that are written have the tensors.
 
+mod added;
 mod arch;
 mod bind;
 mod diffusers;

@@ -6,7 +6,7 @@ pub(super) mod config;
 pub(super) mod folder;
 pub(super) mod keys;
 pub(super) mod shards;
-mod tokenizer;
+pub(super) mod tokenizer;
 pub(super) mod tokens;
 
 use super::bind::bind;

@@ -5,6 +5,7 @@
 use super::folder::Files;
 use super::keys::Keys;
 use crate::error::{Error, Kind, Result, bail};
+use crate::import::added::AddedTokens;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -26,19 +27,7 @@ pub struct Tokens {
     pub notes: Vec<String>,
 }
 
-#[derive(Deserialize)]
-struct Added {
-    id: u64,
-    content: String,
-}
-
-/// The added tokens in `tokenizer.json`. The vocabulary of its model is only read when it is needed.
-#[derive(Deserialize)]
-struct AddedTokens {
-    #[serde(default)]
-    added_tokens: Vec<Added>,
-}
-
+/// The vocabulary in `tokenizer.json`. It is only read when it is needed.
 #[derive(Deserialize)]
 struct WithModel {
     model: WithVocab,
@@ -141,8 +130,9 @@ fn named_token(
     let Some(vocab) = vocab else { return Ok(None) };
     let bad = |err: serde_json::Error| Error::new(Kind::Tokenizer, format!("tokenizer.json: {err}"));
     let AddedTokens { added_tokens } = serde_json::from_slice(vocab).map_err(bad)?;
-    if let Some(token) = added_tokens.iter().find(|token| token.content == text) {
-        return Ok(Some(token.id));
+    let mut added = added_tokens.iter().flatten();
+    if let Some(token) = added.find(|token| token.content == text) {
+        return Ok(token.id);
     }
     let WithModel { model } = serde_json::from_slice(vocab).map_err(bad)?;
     let found = match &model.vocab {

@@ -8,26 +8,13 @@ use super::vocabulary::{CONTROL, END_OF_TURN, KINDS, NORMAL, TOKENS, UNUSED, USE
 use crate::error::{Result, bail, error};
 use crate::format::gguf::Item;
 use crate::format::json;
+use crate::import::added::AddedToken;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
 /// The most tokens of a vocabulary, larger than any published one.
 const MOST_TOKENS: u64 = 1 << 24;
-
-#[derive(Deserialize)]
-struct Added {
-    id: u64,
-    content: String,
-    #[serde(default)]
-    single_word: bool,
-    #[serde(default)]
-    lstrip: bool,
-    #[serde(default)]
-    rstrip: bool,
-    #[serde(default)]
-    special: bool,
-}
 
 /// The keys of the tokenizer `vocab`, a `tokenizer.json`, with the settings `config`, a header's `tokenizer_config`, for an
 /// embedding of `entries` rows. Rows without a token get unused ones.
@@ -36,7 +23,7 @@ struct Added {
 pub fn describe(vocab: &[u8], config: &Map<String, Value>, entries: usize) -> Result<Vec<(String, Item)>> {
     let document = json::parse_object(vocab, "tokenizer.json")?;
     let model = plain_bpe(&document)?;
-    let added: Vec<Added> = match document.get("added_tokens") {
+    let added: Vec<AddedToken> = match document.get("added_tokens") {
         Some(list) => Deserialize::deserialize(list).map_err(|err| error!(Tokenizer, "added_tokens: {err}"))?,
         None => Vec::new(),
     };
@@ -105,7 +92,7 @@ fn plain_bpe(document: &Map<String, Value>) -> Result<&Map<String, Value>> {
 }
 
 /// Text and kind of every token. Errors: `Tokenizer`.
-fn tokens(model: &Map<String, Value>, added: &[Added], entries: usize) -> Result<(Vec<String>, Vec<i32>)> {
+fn tokens(model: &Map<String, Value>, added: &[AddedToken], entries: usize) -> Result<(Vec<String>, Vec<i32>)> {
     let vocab = need("model.vocab", model.get("vocab").and_then(Value::as_object))?;
     let id = |text: &str, id: Option<u64>| match id.filter(|&id| id < MOST_TOKENS && id < entries as u64) {
         Some(id) => Ok(id as usize),
@@ -124,7 +111,7 @@ fn tokens(model: &Map<String, Value>, added: &[Added], entries: usize) -> Result
             );
         }
         let kind = if token.special { CONTROL } else { USER_DEFINED };
-        texts[id(&token.content, Some(token.id))?] = Some((token.content.clone(), kind));
+        texts[id(&token.content, token.id)?] = Some((token.content.clone(), kind));
     }
     let unused = |id: usize| (format!("[PAD{id}]"), UNUSED);
     let all = texts.into_iter().enumerate();
