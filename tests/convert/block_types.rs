@@ -82,9 +82,7 @@ impl Filler<'_> {
 }
 
 fn mixture(dtype: Dtype) -> Gguf {
-    let mut file = Gguf::new();
-    file.set("general.architecture", Meta::Str("qwen3moe".into()));
-    for (key, value) in [
+    let numbers = [
         ("block_count", 1),
         ("context_length", 64),
         ("embedding_length", 256),
@@ -95,10 +93,8 @@ fn mixture(dtype: Dtype) -> Gguf {
         ("expert_count", 4),
         ("expert_used_count", 2),
         ("expert_feed_forward_length", 256),
-    ] {
-        file.set(format!("qwen3moe.{key}"), Meta::U32(value));
-    }
-    file.set("qwen3moe.attention.layer_norm_rms_epsilon", Meta::F32(1e-6));
+    ];
+    let mut file = Gguf::network("qwen3moe", &numbers, 1e-6);
     let mut fill = Filler {
         file: &mut file,
         dtype,

@@ -222,6 +222,20 @@ impl Gguf {
         }
     }
 
+    /// The hyperparameters of an architecture, without tensors.
+    pub fn network(architecture: &str, numbers: &[(&str, u32)], eps: f32) -> Gguf {
+        let mut file = Gguf::new();
+        file.set("general.architecture", Meta::Str(architecture.into()));
+        for (key, value) in numbers {
+            file.set(format!("{architecture}.{key}"), Meta::U32(*value));
+        }
+        file.set(
+            format!("{architecture}.attention.layer_norm_rms_epsilon"),
+            Meta::F32(eps),
+        );
+        file
+    }
+
     pub fn set(&mut self, key: impl Into<String>, value: Meta) {
         let key = key.into();
         self.metadata.retain(|(present, _)| *present != key);

@@ -224,6 +224,26 @@ fn rounded_norms_are_named() {
     assert_eq!(named.count(), 1, "{:?}", report.notes);
 }
 
+#[test]
+fn a_vector_that_is_not_finite_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let mut file = ternary_gguf("dense-pq2_0.gguf");
+    let norm = file
+        .tensors
+        .iter_mut()
+        .find(|tensor| tensor.name == "output_norm.weight")
+        .unwrap();
+    norm.data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let (src, out) = (dir.path().join("src.gguf"), dir.path().join("out.ninfer"));
+    std::fs::write(&src, file.bytes()).unwrap();
+    let err = to(&src, &out).map(drop).unwrap_err();
+    assert!(
+        err.kind == Kind::NonFinite && err.message.contains("model.norm.weight"),
+        "{err}"
+    );
+    assert!(!out.exists());
+}
+
 /// A tied embedding is both an output and a table of rows.
 #[test]
 fn tied_models_stay_tied() {

@@ -371,19 +371,15 @@ fn an_incomplete_rotation_is_refused() {
 
 /// A small network with random weights, whose matrices are all of one type of 256 columns.
 pub fn random_model(dtype: Dtype) -> Gguf {
-    let mut file = Gguf::new();
-    file.set("general.architecture", Meta::Str("llama".into()));
-    for (key, value) in [
+    let numbers = [
         ("block_count", 1),
         ("context_length", 64),
         ("embedding_length", 256),
         ("feed_forward_length", 512),
         ("attention.head_count", 4),
         ("attention.head_count_kv", 2),
-    ] {
-        file.set(format!("llama.{key}"), Meta::U32(value));
-    }
-    file.set("llama.attention.layer_norm_rms_epsilon", Meta::F32(1e-5));
+    ];
+    let mut file = Gguf::network("llama", &numbers, 1e-5);
     let mut seed = 1u32;
     for (name, shape) in [
         ("token_embd", [64u64, 256]),

@@ -9,7 +9,8 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Checks that `written`, a file in the format called `format`, holds the model of `source`. Returns remarks for the user.
 ///
-/// Errors: `UnsupportedModel` with the member of the description that the file does not have; `Internal` for other weights.
+/// Errors: `UnsupportedModel` with the member of the description that the file does not have; `NonFinite` for a
+/// vector that is not finite; `Internal` for other weights.
 pub(super) fn all_kept(source: &Model, written: &Model, format: &str) -> Result<Vec<String>> {
     same_network(&source.arch, &written.arch, format)?;
     let mut notes = same_tokens(&source.tokenizer_config, &written.tokenizer_config, format)?;
@@ -31,10 +32,14 @@ pub(super) fn all_kept(source: &Model, written: &Model, format: &str) -> Result<
         let Some(other) = by_name.get(tensor.name.as_str()) else {
             bail!(Internal, "tensor '{}' was not written", tensor.name);
         };
+        let is_vector = tensor.data.shape.len() == 1;
+        if is_vector {
+            finite(tensor).map_err(named)?;
+        }
         if same_weights(tensor, other).map_err(named)? {
             continue;
         }
-        if tensor.data.shape.len() > 1 {
+        if !is_vector {
             bail!(Internal, "tensor '{}' was written with other weights", tensor.name);
         }
         // The network computes with 1 + w or exp(a) in f32, which is what one of the formats holds.
@@ -103,6 +108,14 @@ fn same_weights(source: &Tensor, written: &Tensor) -> Result<bool> {
             && source.data.shape == written.data.shape
             && source.data.ordered_bytes()? == written.data.ordered_bytes()?),
         false => source.data.same(&written.data),
+    }
+}
+
+/// Errors: `NonFinite`.
+fn finite(tensor: &Tensor) -> Result<()> {
+    match values::read_all(tensor)?.iter().find(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(value) => bail!(NonFinite, "expected finite values, found {value}"),
     }
 }
 
