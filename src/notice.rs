@@ -13,6 +13,13 @@ pub enum Notice {
     CpuReference,
     /// The memory limit does not apply to weights on the CPU reference.
     WeightsNotLimited,
+    /// The networks of a pipeline do not use all tensors of its file.
+    TensorsUnused {
+        /// Number of tensors.
+        count: usize,
+        /// The name of one of them.
+        first: String,
+    },
     /// The context is longer than the model was trained for.
     BeyondTraining {
         /// Length of the context in tokens.
@@ -87,6 +94,9 @@ impl fmt::Display for Notice {
             }
             Notice::WeightsNotLimited => {
                 "the memory limit applies to caches and buffers of the CPU reference, not to its weights, which stay in the file"
+            }
+            Notice::TensorsUnused { count, first } => {
+                &format!("{count} tensors of the file are not used, such as '{first}'")
             }
             Notice::BeyondTraining { ctx, trained } => &format!(
                 "the model was trained for {trained} positions, the context has {ctx}; text beyond {trained} may be poor"

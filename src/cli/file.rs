@@ -53,8 +53,13 @@ impl OutFile {
     /// Calls `write` with the temporary name and renames the file. Errors: those of `write`, as `Io`.
     pub fn write<E: std::fmt::Display>(self, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<()> {
         let OutFile { path, to } = self;
+        let io = |err: std::io::Error| Error::io(&path, &err);
+        let permissions = to.as_file().metadata().map_err(io)?.permissions();
         write(to.path()).map_err(|err| Error::new(Kind::Io, format!("{}: {err}", path.display())))?;
-        to.as_file().sync_all().map_err(|err| Error::io(&path, &err))?;
+        // Some writers replace the file, and its permissions with it.
+        let written = File::options().write(true).open(to.path()).map_err(io)?;
+        written.set_permissions(permissions).map_err(io)?;
+        written.sync_all().map_err(io)?;
         to.persist(&path).map(drop).map_err(|err| Error::io(&path, &err.error))
     }
 }

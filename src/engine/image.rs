@@ -129,6 +129,12 @@ impl ImagePipeline {
         if device.is_none() && options.vram_mb.is_some() {
             report.notices.push(Notice::WeightsNotLimited);
         }
+        if let Some(&first) = network.unused.first() {
+            report.notices.push(Notice::TensorsUnused {
+                count: network.unused.len(),
+                first: source.tensors.infos()[first].name.clone(),
+            });
+        }
         Ok(ImagePipeline {
             tensors: Arc::new(ImageTensors::new(source.tensors.clone(), &network)),
             limit: options.vram_mb.map(|mib| mib.saturating_mul(1 << 20)),

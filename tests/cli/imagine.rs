@@ -159,6 +159,14 @@ fn several_pictures_have_the_next_seeds() {
         names(out.path()),
         ["fox-1.png", "fox-1.safetensors", "fox-2.png", "fox-2.safetensors"]
     );
+    let saved = ["fox-1.safetensors", "fox-2.safetensors"].map(|name| out.path().join(name));
+    assert_eq!(ran["latents"], json!(saved));
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&saved[0]), mode(&first));
+    }
     assert!(picture(&first).texts.is_empty());
     assert_ne!(picture(&first).rgb, picture(&second).rgb);
     imagine(&[&common, &["--seed", "42"]]).json();
@@ -228,6 +236,9 @@ fn previews_are_pictures_of_the_steps() {
     .concat();
     imagine(&[&common]);
     assert_eq!(names(out.path()), ["fox-preview.png", "fox.png"]);
+    imagine(&[&common, &["-b", "2"]]);
+    let more = ["fox-1.png", "fox-2.png", "fox-preview-1.png", "fox-preview-2.png"];
+    assert!(more.iter().all(|name| names(out.path()).contains(&name.to_string())));
     let named = out.path().join("p.png");
     imagine(&[&common, &["--preview-path", text(&named)]]);
     assert!(named.exists());
@@ -362,6 +373,25 @@ fn a_picture_of_numbers_that_are_not_finite_is_an_error() {
     assert_eq!(names(out.path()), ["a-latents.safetensors", "l.safetensors"]);
 }
 
+/// A configuration that describes fewer layers than the file has makes another picture.
+#[test]
+fn tensors_that_no_network_uses_are_named() {
+    let copy = tempfile::tempdir().unwrap();
+    copy_dir(&dir(), copy.path());
+    let config = copy.path().join("transformer/config.json");
+    let plain = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, plain.replace("\"num_layers\": 3", "\"num_layers\": 2")).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let file = out.path().join("a.png");
+    let notes = |model: &Path| imagine(&[&[text(model), "-o", text(&file), "--seed", "1"], &SMALL]).stderr;
+    let note = notes(copy.path());
+    assert!(
+        note.contains("tensors of the file are not used, such as 'dit.layers.2."),
+        "{note}"
+    );
+    assert!(!notes(&dir()).contains("are not used"));
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupted_picture_keeps_its_last_preview() {
@@ -382,6 +412,8 @@ fn an_interrupted_picture_keeps_its_last_preview() {
         "--json",
     ]);
     command.args(["-W", "32", "-H", "32", "--cfg", "1", "--preview-every", "1"]);
+    let latents = out.path().join("a.safetensors");
+    command.args(["--save-latents", text(&latents)]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let preview = out.path().join("a-preview.png");
     let start = Instant::now();
@@ -399,8 +431,8 @@ fn an_interrupted_picture_keeps_its_last_preview() {
     assert!(ran.stderr.contains("a-preview.png"), "{}", ran.stderr);
     let object: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(
-        (&object["finish"], &object["images"]),
-        (&json!("interrupted"), &json!([]))
+        (&object["finish"], &object["images"], &object["latents"]),
+        (&json!("interrupted"), &json!([]), &json!([]))
     );
     assert_eq!(object["preview"], text(&preview));
     assert_eq!(picture(&preview).size, (32, 32));

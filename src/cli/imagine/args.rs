@@ -69,13 +69,14 @@ pub struct Args {
     /// Writes a preview after every N steps
     #[arg(long, value_name = "N", value_parser = positive::<u32>, allow_negative_numbers = true)]
     pub preview_every: Option<u32>,
-    /// The file of the preview [default: NAME-preview.png]
+    /// The file of the preview; of several pictures FILE-1.png, FILE-2.png, ... [default: NAME-preview.png]
     #[arg(long, value_name = "FILE.png", requires = "preview_every", value_parser = picture)]
     pub preview_path: Option<PathBuf>,
     /// Starts with the noise in this safetensors file, `latents [channels, height / 8, width / 8]`
     #[arg(long, value_name = "FILE")]
     pub init_latents: Option<PathBuf>,
-    /// Writes the result of the last step, before it is decoded; of several pictures FILE-1, FILE-2, ...
+    /// Writes the result of the last step, before it is decoded; of several pictures FILE-1, FILE-2, ... [default:
+    /// NAME-latents.safetensors, if decoding fails]
     #[arg(long, value_name = "FILE")]
     pub save_latents: Option<PathBuf>,
     /// Leaves prompt and settings out of the PNG file
@@ -136,10 +137,10 @@ fn shift(text: &str) -> Result<f64, String> {
 pub struct Outputs {
     /// The pictures.
     pub pictures: Vec<PathBuf>,
-    /// The latents of each picture.
-    pub latents: Option<Vec<PathBuf>>,
-    /// The preview.
-    pub preview: Option<PathBuf>,
+    /// The latents of each picture, if they are asked for.
+    pub latents: Vec<PathBuf>,
+    /// The preview of each picture, if previews are asked for.
+    pub previews: Vec<PathBuf>,
 }
 
 impl Args {
@@ -193,8 +194,8 @@ impl Args {
         });
         let outputs = Outputs {
             pictures: numbered(&self.out),
-            latents: self.save_latents.as_ref().map(numbered),
-            preview,
+            latents: self.save_latents.as_ref().map(numbered).unwrap_or_default(),
+            previews: preview.as_ref().map(numbered).unwrap_or_default(),
         };
         let mut all: Vec<&PathBuf> = outputs.all().collect();
         all.sort();
@@ -208,10 +209,7 @@ impl Args {
 impl Outputs {
     /// Every path.
     pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
-        self.pictures
-            .iter()
-            .chain(self.latents.iter().flatten())
-            .chain(&self.preview)
+        self.pictures.iter().chain(&self.latents).chain(&self.previews)
     }
 
     /// The latents of a picture that cannot be decoded, if none were asked for.

@@ -58,6 +58,7 @@ pub fn run(args: Args, context: &mut Context) -> Result {
         pipeline,
         request,
         made: Vec::new(),
+        latents: Vec::new(),
         size,
         preview: None,
         args: &args,
@@ -89,7 +90,9 @@ struct Job<'a> {
     made: Vec<PathBuf>,
     /// Width and height.
     size: [u32; 2],
-    /// The preview, if one was written.
+    /// The latents that are written.
+    latents: Vec<PathBuf>,
+    /// The last preview that was written.
     preview: Option<PathBuf>,
 }
 
@@ -103,22 +106,24 @@ impl Job<'_> {
         if request.latents.is_none() {
             out.note(format!("seed {}", request.seed));
         }
-        let (files, preview) = (&self.files, &mut self.preview);
-        let outputs = &files.outputs;
-        let asked = outputs.latents.as_ref().map(|paths| paths[index].as_path());
+        let (files, written, preview) = (&self.files, &mut self.latents, &mut self.preview);
+        let asked = files.outputs.latents.get(index);
         let mut undecoded = None;
         let mut bar = out.progress("sampling", false);
         let made = self.pipeline.generate(&request, cancel, &mut |event| {
             match event {
                 ImageEvent::Step { done, total } => bar.set(done.into(), total.into()),
                 ImageEvent::Preview(image) => {
-                    if let Some(path) = &outputs.preview {
+                    if let Some(path) = files.outputs.previews.get(index) {
                         files.picture(path, &image, None)?;
                         *preview = Some(path.clone());
                     }
                 }
                 ImageEvent::Latents(latents) => match asked {
-                    Some(path) => files.latents(path, latents)?,
+                    Some(path) => {
+                        files.latents(path, latents)?;
+                        written.push(path.clone());
+                    }
                     None => undecoded = Some(latents.clone()),
                 },
             }
@@ -174,7 +179,6 @@ impl Job<'_> {
             .map(|index| self.request.seed.wrapping_add(index));
         let seeds: Vec<u64> = seeds.collect();
         let text = |path: &PathBuf| path.display().to_string();
-        let latents = self.files.outputs.latents.iter().flatten();
         json!({
             "images": self.made.iter().map(text).collect::<Vec<_>>(),
             "seed": seeds.first(),
@@ -182,7 +186,7 @@ impl Job<'_> {
             "steps": self.request.steps,
             "width": self.size[0],
             "height": self.size[1],
-            "latents": latents.map(text).collect::<Vec<_>>(),
+            "latents": self.latents.iter().map(text).collect::<Vec<_>>(),
             "preview": self.preview.as_ref().map(text),
             "stage_s": self.stages,
             "device": self.device,

@@ -229,6 +229,25 @@ struct Layer<'l> {
     normed_next: bool,
 }
 
+impl<'l> Layer<'l> {
+    /// A convolution from one buffer to another, without a norm.
+    fn new(label: String, conv: &'l Conv, [input, output]: [BufferId; 2], from: Extent) -> Layer<'l> {
+        Layer {
+            label,
+            norm: None,
+            conv,
+            input,
+            output,
+            from,
+            doubled: false,
+            shortcut: None,
+            adds: false,
+            keeps_input: false,
+            normed_next: false,
+        }
+    }
+}
+
 impl Lowering<'_> {
     /// The layers up to the end of the middle.
     fn front(&mut self, vae: &Vae) -> Result<()> {
@@ -260,17 +279,8 @@ impl Lowering<'_> {
             }
         }
         let layer = Layer {
-            label: "conv_out".into(),
             norm: Some(&vae.norm_out),
-            conv: &vae.conv_out,
-            input: self.stream,
-            output: self.other,
-            from: self.at,
-            doubled: false,
-            shortcut: None,
-            adds: false,
-            keeps_input: false,
-            normed_next: false,
+            ..Layer::new("conv_out".into(), &vae.conv_out, [self.stream, self.other], self.at)
         };
         self.layer(&layer)
     }
@@ -293,22 +303,14 @@ impl Lowering<'_> {
         &mut self,
         label: &str,
         conv: &Conv,
-        [input, output]: [BufferId; 2],
+        buffers: [BufferId; 2],
         doubled: bool,
         normed_next: bool,
     ) -> Result<()> {
         let layer = Layer {
-            label: label.into(),
-            norm: None,
-            conv,
-            input,
-            output,
-            from: self.at,
             doubled,
-            shortcut: None,
-            adds: false,
-            keeps_input: false,
             normed_next,
+            ..Layer::new(label.into(), conv, buffers, self.at)
         };
         self.layer(&layer)
     }
@@ -316,34 +318,27 @@ impl Lowering<'_> {
     /// A resnet on the stream. Its second convolution adds to the stream, or to a convolution of it in the other buffer.
     fn resnet(&mut self, label: &str, resnet: &Resnet, normed_next: bool) -> Result<()> {
         let first = Layer {
-            label: format!("{label}.conv1"),
             norm: Some(&resnet.norm1),
-            conv: &resnet.conv1,
-            input: self.stream,
-            output: self.other,
-            from: self.at,
-            doubled: false,
-            shortcut: None,
-            adds: false,
             keeps_input: true,
             normed_next: true,
+            ..Layer::new(
+                format!("{label}.conv1"),
+                &resnet.conv1,
+                [self.stream, self.other],
+                self.at,
+            )
         };
         self.layer(&first)?;
+        let output = match &resnet.shortcut {
+            Some(_) => self.other,
+            None => self.stream,
+        };
         let second = Layer {
-            label: label.into(),
             norm: Some(&resnet.norm2),
-            conv: &resnet.conv2,
-            input: self.other,
-            output: match &resnet.shortcut {
-                Some(_) => self.other,
-                None => self.stream,
-            },
-            from: self.at,
-            doubled: false,
             shortcut: resnet.shortcut.as_ref(),
             adds: true,
-            keeps_input: false,
             normed_next,
+            ..Layer::new(label.into(), &resnet.conv2, [self.other, output], self.at)
         };
         self.layer(&second)?;
         if resnet.shortcut.is_some() {

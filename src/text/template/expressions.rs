@@ -214,7 +214,7 @@ impl Parser {
             Lexeme::Op("(") => {
                 self.skip();
                 let value = self.nested(|parser| parser.tuple_or_empty(true, &[], true))?;
-                self.expect(")")?;
+                self.require(")")?;
                 return Ok(value);
             }
             Lexeme::Op("[") => return self.nested(Parser::list),
@@ -236,7 +236,7 @@ impl Parser {
                 break;
             }
         }
-        self.expect("]")?;
+        self.require("]")?;
         self.expr(line, Kind::List(items))
     }
 
@@ -246,13 +246,13 @@ impl Parser {
         let mut items = Vec::new();
         while !self.is_op("}") {
             let key = self.expression()?;
-            self.expect(":")?;
+            self.require(":")?;
             items.push((key, self.expression()?));
             if !self.eat(",") {
                 break;
             }
         }
-        self.expect("}")?;
+        self.require("}")?;
         self.expr(line, Kind::Dict(items))
     }
 
@@ -287,7 +287,7 @@ impl Parser {
         let mut indices = Vec::new();
         while !self.is_op("]") {
             if !indices.is_empty() {
-                self.expect(",")?;
+                self.require(",")?;
             }
             let start = match self.is_op(":") {
                 true => None,
@@ -327,7 +327,7 @@ impl Parser {
     fn args(&mut self) -> Outcome<Args> {
         let line = self.line();
         let mut args = Args::default();
-        self.expect("(")?;
+        self.require("(")?;
         while !self.is_op(")") {
             let keyword = matches!(self.peek(), Lexeme::Name(_)) && matches!(self.peek_second(), Lexeme::Op("="));
             let ordered = if self.eat("*") {
@@ -357,7 +357,7 @@ impl Parser {
                 break;
             }
         }
-        self.expect(")")?;
+        self.require(")")?;
         Ok(args)
     }
 

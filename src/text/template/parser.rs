@@ -93,7 +93,7 @@ impl Parser {
         found
     }
 
-    pub(super) fn expect(&mut self, op: &str) -> Outcome<()> {
+    pub(super) fn require(&mut self, op: &str) -> Outcome<()> {
         match self.eat(op) {
             true => Ok(()),
             false => Err(self.unexpected(&format!("'{op}'"))),
@@ -265,7 +265,7 @@ impl Parser {
                 let mut values = Vec::new();
                 while *self.peek() != Lexeme::TagEnd {
                     if !values.is_empty() {
-                        self.expect(",")?;
+                        self.require(",")?;
                     }
                     values.push(Statement::Print(self.expression()?));
                 }
@@ -359,10 +359,10 @@ impl Parser {
         let mut pairs = Vec::new();
         while *self.peek() != Lexeme::TagEnd && !self.is_op(":") {
             if !pairs.is_empty() {
-                self.expect(",")?;
+                self.require(",")?;
             }
             let target = self.target(false, &[])?;
-            self.expect("=")?;
+            self.require("=")?;
             pairs.push((target, self.expression()?));
         }
         Ok(Statement::With(pairs, self.body("endwith")?))
@@ -400,10 +400,10 @@ impl Parser {
 
     fn signature(&mut self) -> Outcome<(Vec<Arc<str>>, Vec<Expr>)> {
         let (mut parameters, mut defaults) = (Vec::new(), Vec::new());
-        self.expect("(")?;
+        self.require("(")?;
         while !self.is_op(")") {
             if !parameters.is_empty() {
-                self.expect(",")?;
+                self.require(",")?;
             }
             let name = self.name()?;
             self.write(&name);
@@ -474,7 +474,7 @@ impl Parser {
     fn one_target(&mut self, attributes: bool) -> Outcome<Target> {
         if self.eat("(") {
             let target = self.nested(|parser| parser.target(false, &[]))?;
-            self.expect(")")?;
+            self.require(")")?;
             return Ok(target);
         }
         let line = self.line();
